@@ -1,0 +1,1 @@
+"""PROCESS 2: the decode backend. Never imports flask; only `engines` imports torch."""

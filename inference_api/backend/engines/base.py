@@ -1,0 +1,119 @@
+"""Fix the contract between the decode loop and an engine, in PROCESS 2.
+
+An engine executes plans on a device. It does not know tenants, sessions, queues, text or HTTP, and it never decides
+when a sequence ends. Every engine obeys the shape contract in `Engine.execute`. Pure: imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from inference_api.messages import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Describe an engine that is loaded: what it can hold and which numeric path it took."""
+
+    engine: str
+    model: str
+    device: str
+    num_rows: int
+    context_tokens: int
+    vocab_size: int
+    row_independent: bool
+    """True only if what a row produces is bit-identical whatever its neighbours, row index and chunking are."""
+    digest: str
+    """Names the weights and the numeric path; equal digests make equal ids for equal requests."""
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """How to draw one row's next id: `params` plus the counter that keys its random number."""
+
+    params: SamplingParams
+    choice: int
+    position: int
+    """Absolute position of the id to draw: prompt ids and completion ids before it."""
+    num_prompt_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One row's share of a step: compute `token_ids` at positions `start`, `start + 1`, … of that row.
+
+    Invariant: the KV cache of `row` holds exactly the positions below `start`. `start` 0 begins a new sequence.
+    """
+
+    row: int
+    start: int
+    token_ids: tuple[int, ...]
+    sample: SampleSpec | None
+    """Set if these ids are the last known ones, so that the next id must be drawn."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the scheduler decided for one step; rows ascend and none appears twice."""
+
+    rows: tuple[RowPlan, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowError:
+    """A fault that concerns one row only: NaN logits, an exception in sampling."""
+
+    code: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a step made for one row: the drawn ids (k > 1 under speculation), or an error."""
+
+    row: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+    error: RowError | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the engine made of a plan: one RowResult for each row that samples, or that failed."""
+
+    rows: tuple[RowResult, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefillBudget:
+    """Prompt tokens a step may carry: beside decoding rows, and alone."""
+
+    beside_tokens: int
+    alone_tokens: int
+
+
+EMPTY_PLAN = StepPlan(rows=())
+EMPTY_RESULT = StepResult(rows=())
+
+
+class Engine(Protocol):
+    """Execute plans on a device. Called by the decode thread alone; methods may block for one step."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Describe this engine; constant while the process lives."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one forward pass for the rows of `plan` and draw one id for each row that has a `sample`.
+
+        A fault of one row comes back as a RowError; an exception means that the whole step is lost.
+        """
+        ...
+
+    def release(self, row: int) -> None:
+        """Forget a row whose sequence has ended; its KV slots may be reused from position 0."""
+        ...

@@ -1,0 +1,129 @@
+"""Stand in for a model without torch: digits at a set rate, an echo, or noise that depends on the row alone.
+
+Runs in the decode thread like any engine, on the byte-level image. All other code of the service is the real one. What
+a row produces depends on its own ids, seed and position only. Faults are scripted by settings, never by default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import Mapping
+
+from inference_api.backend.engines.base import (
+    EngineInfo,
+    RowError,
+    RowPlan,
+    RowResult,
+    SampleSpec,
+    StepPlan,
+    StepResult,
+)
+from inference_api.errors import SettingError
+from inference_api.model_image import ModelImage
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz "
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MockScript:
+    """What the mock does: `mode` digits, echo or noise; a rate in ids a second over all rows (0: no limit); faults."""
+
+    mode: str = "digits"
+    tokens_per_second: float = 0.0
+    faults: Mapping[bytes, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, mode: str, tokens_per_second: float, faults: str) -> MockScript:
+        """Parse faults written as KIND:TEXT, comma-separated; raise SettingError on an unknown kind."""
+        parsed: dict[bytes, str] = {}
+        for fault in filter(None, faults.split(",")):
+            kind, _, text = fault.partition(":")
+            if kind not in ("nan", "error", "crash", "hang") or not text:
+                raise SettingError(
+                    f"INFERENCE_API_MOCK_FAULTS={faults!r}: {fault!r} is not KIND:TEXT, KIND nan, error, crash or hang."
+                )
+            parsed[text.encode()] = kind
+        return cls(mode, tokens_per_second, parsed)
+
+
+class MockEngine:
+    """An Engine over remembered ids: a row's "KV cache" is the list of ids computed there."""
+
+    def __init__(self, image: ModelImage, num_rows: int, context_tokens: int, script: MockScript) -> None:
+        self._script = script
+        self._eos_id = min(image.stop_ids)
+        self._rows: list[list[int]] = [[] for _ in range(num_rows)]
+        self._done = threading.Event()
+        self._info = EngineInfo(
+            engine="mock",
+            model=image.name,
+            device="none",
+            num_rows=num_rows,
+            context_tokens=min(context_tokens, image.context_tokens),
+            vocab_size=image.vocab_size,
+            row_independent=True,
+            digest=f"mock-{script.mode}-{image.digest[:16]}",
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """Describe this engine."""
+        return self._info
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Remember the plan's ids and answer for each row that samples, in the time that the rate sets."""
+        began = time.monotonic()
+        results = []
+        for row_plan in plan.rows:
+            ids = self._rows[row_plan.row]
+            if len(ids) != row_plan.start:
+                raise RuntimeError(f"row {row_plan.row} holds {len(ids)} ids, the plan starts at {row_plan.start}")
+            ids.extend(row_plan.token_ids)
+            if row_plan.sample is not None:
+                results.append(self._sample(row_plan, row_plan.sample, ids))
+        if self._script.tokens_per_second:
+            # The device's own time: nothing else runs in the decode thread during a forward pass either.
+            self._done.wait(max(0.0, began + len(results) / self._script.tokens_per_second - time.monotonic()))
+        return StepResult(tuple(results))
+
+    def release(self, row: int) -> None:
+        """Forget the row's ids."""
+        self._rows[row] = []
+
+    def _sample(self, plan: RowPlan, sample: SampleSpec, ids: list[int]) -> RowResult:
+        if self._script.faults:
+            error = self._fault(bytes(token_id for token_id in ids if token_id < 256))
+            if error is not None:
+                return RowResult(plan.row, error=error)
+        return RowResult(plan.row, (self._next_id(sample, ids),))
+
+    def _next_id(self, sample: SampleSpec, ids: list[int]) -> int:
+        if self._script.mode == "digits":
+            return ord("0") + sample.position % 10
+        index = sample.position - sample.num_prompt_tokens
+        if self._script.mode == "echo":
+            return ids[index] if index < sample.num_prompt_tokens else self._eos_id
+        key = repr((sample.params.seed, sample.choice, sample.position, ids)).encode()
+        return _LETTERS[hashlib.blake2b(key, digest_size=8).digest()[0] % len(_LETTERS)]
+
+    def _fault(self, text: bytes) -> RowError | None:
+        """Set off the fault whose text stands in a row's ids, if any."""
+        for needle, kind in self._script.faults.items():
+            if needle not in text:
+                continue
+            if kind == "nan":
+                return RowError("generation_failed", "The model's logits are not finite.")
+            if kind == "error":
+                return RowError("generation_failed", "Sampling failed.")
+            if kind == "crash":
+                raise RuntimeError("scripted crash")
+            self._done.wait()
+        return None
+
+
+def load(image: ModelImage, *, num_rows: int, context_tokens: int, script: MockScript) -> MockEngine:
+    """Make the engine; nothing is read or allocated."""
+    return MockEngine(image, num_rows, context_tokens, script)

@@ -1,0 +1,227 @@
+"""Own the backend's end of every connection: one intake thread, a selector over the workers and the supervisor.
+
+Runs in PROCESS 2 beside the decode thread. Decodes frames, takes the place in the queue, answers Accepted or Refused
+and Pong at once, hands the rest to the decode thread's inbox, and writes what slow sockets left over. Never waits for
+the decode thread and knows nothing of rows, engines or ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from inference_api.backend.admission import Admission
+from inference_api.backend.decode_loop import Inbox
+from inference_api.backend.scheduler import WorkerGone
+from inference_api.messages import (
+    WIRE_VERSION,
+    Abort,
+    Accepted,
+    Drain,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Query,
+    Ready,
+    RefusalReason,
+    Refused,
+    Stop,
+    Submit,
+    SupervisorMessage,
+    WorkerMessage,
+)
+from inference_api.queues import Connection, ConnectionLostError, Wakeup, peer_uid
+
+logger = logging.getLogger(__name__)
+
+
+class Intake:
+    """Serve the workers' connections. `send` and `start_serving` may be called from any thread."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        control: socket.socket,
+        admission: Admission,
+        inbox: Inbox,
+        heartbeat_age: Callable[[], float],
+        on_stop: Callable[[], None],
+    ) -> None:
+        self._admission = admission
+        self._inbox = inbox
+        self._heartbeat_age = heartbeat_age
+        self._on_stop = on_stop
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._wakeup = Wakeup()
+        self._control = Connection(control, SupervisorMessage, self._wakeup.wake)
+        self._workers: dict[str, Connection] = {}
+        self._greeted: set[str] = set()
+        self._num_accepted = 0
+        self._ready: Ready | None = None
+        self._closing = False
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+
+    def start(self) -> None:
+        """Start the intake thread."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+        self._selector.register(self._control, selectors.EVENT_READ, self._read_control)
+        self._thread.start()
+
+    def start_serving(self, ready: Ready) -> None:
+        """Greet every worker with `ready`, those that wait and those to come, and tell the supervisor."""
+        self._ready = ready
+        self.report(ready)
+        self._wakeup.wake()
+
+    def report(self, message: Message) -> None:
+        """Send a status message to the supervisor; a supervisor that is gone ends this process."""
+        try:
+            self._control.send(message)
+        except ConnectionLostError:
+            self._on_stop()
+
+    def send(self, worker: str, message: Message) -> None:
+        """Send to a worker without blocking. One that is gone is ignored: the intake thread notices that itself."""
+        connection = self._workers.get(worker)
+        if connection is None:
+            return
+        try:
+            connection.send(message)
+        except ConnectionLostError as error:
+            logger.warning("%s is cut off: %s", worker, error)
+            connection.shutdown()
+
+    def broadcast(self, message: Message) -> None:
+        """Send to every worker."""
+        for worker in list(self._workers):
+            self.send(worker, message)
+
+    def close(self) -> None:
+        """End the intake thread and close every connection."""
+        self._closing = True
+        self._wakeup.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, events in self._selector.select():
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.fileobj)
+                if events & selectors.EVENT_READ:
+                    key.data()
+            self._greet_new_workers()
+            self._select_for_writing()
+        for worker in list(self._workers):
+            self._forget(worker)
+        self._selector.close()
+        self._wakeup.close()
+        self._control.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        if peer_uid(sock) not in (os.getuid(), 0):
+            logger.error("refused a connection of user %d", peer_uid(sock))
+            sock.close()
+            return
+        self._num_accepted += 1
+        worker = f"worker-{self._num_accepted}"
+        connection = Connection(sock, WorkerMessage, self._wakeup.wake)
+        self._workers[worker] = connection
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_worker(worker))
+
+    def _read_worker(self, worker: str) -> None:
+        connection = self._workers[worker]
+        try:
+            for message in connection.receive():
+                self._take(worker, message)
+        except ConnectionLostError as error:
+            logger.info("%s: %s", worker, error)
+            self._forget(worker)
+
+    def _take(self, worker: str, message: Any) -> None:
+        match message:
+            case Hello():
+                if message.version != WIRE_VERSION:
+                    raise ConnectionLostError(f"speaks version {message.version}")
+                logger.info("%s is %s", worker, message.worker)
+            case Submit():
+                self._submit(worker, message)
+            case Abort() | Query():
+                self._inbox.put(worker, message)
+            case Ping():
+                self.send(worker, self._pong(message.ping_id))
+
+    def _submit(self, worker: str, submit: Submit) -> None:
+        place = self._admission.take(len(submit.token_ids))
+        ready = self._ready
+        if isinstance(place, RefusalReason):
+            self.send(worker, Refused(submit.session_id, place, max(1.0, self._admission.eta_seconds(1))))
+        elif ready is None or len(submit.token_ids) > ready.context_tokens or not submit.token_ids:
+            self._admission.start(len(submit.token_ids))
+            self._admission.release(None)
+            self.send(worker, Refused(submit.session_id, RefusalReason.TOO_LONG, 0.0))
+        else:
+            self.send(worker, Accepted(submit.session_id, place, self._admission.eta_seconds(place)))
+            self._inbox.put(worker, submit)
+
+    def _pong(self, ping_id: int) -> Pong:
+        num_requests = self._admission.num_requests
+        num_rows = self._ready.num_rows if self._ready is not None else 0
+        return Pong(
+            ping_id=ping_id,
+            heartbeat_seconds=self._heartbeat_age(),
+            draining=self._admission.draining,
+            num_waiting=max(0, num_requests - num_rows),
+            num_rows_in_use=min(num_requests, num_rows),
+        )
+
+    def _read_control(self) -> None:
+        try:
+            for message in self._control.receive():
+                if isinstance(message, Drain):
+                    self._admission.drain()
+                    self._inbox.wake()
+                elif isinstance(message, Stop):
+                    self._on_stop()
+        except ConnectionLostError:
+            self._selector.unregister(self._control)
+            self._on_stop()
+
+    def _greet_new_workers(self) -> None:
+        if self._ready is None:
+            return
+        for worker in self._workers.keys() - self._greeted:
+            self._greeted.add(worker)
+            self.send(worker, self._ready)
+
+    def _select_for_writing(self) -> None:
+        for worker, connection in self._workers.items():
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_backlog else 0)
+            key = self._selector.get_key(connection)
+            if key.events != events:
+                self._selector.modify(connection, events, lambda worker=worker: self._read_worker(worker))
+
+    def _flush(self, connection: Any) -> None:
+        try:
+            connection.flush()
+        except ConnectionLostError:
+            connection.shutdown()
+
+    def _forget(self, worker: str) -> None:
+        connection = self._workers.pop(worker)
+        self._greeted.discard(worker)
+        self._selector.unregister(connection)
+        connection.close()
+        self._inbox.put(worker, WorkerGone(worker))

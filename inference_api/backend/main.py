@@ -1,0 +1,163 @@
+"""Start PROCESS 2: load the engine, warm it up, serve until told to stop.
+
+The main thread is the decode thread. The supervisor passes two descriptors: the listening socket that the workers
+connect to, and its own end of the control channel. Death of the supervisor ends this process. A model that cannot be
+loaded is told to the supervisor as Fatal, because a restart would not help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+
+from inference_api.backend.admission import Admission
+from inference_api.backend.decode_loop import DecodeLoop, Inbox, check_engine
+from inference_api.backend.engines.base import Engine
+from inference_api.backend.intake import Intake
+from inference_api.backend.memory import check_memory, free_bytes
+from inference_api.backend.scheduler import Scheduler, TokenRules
+from inference_api.backend.warmup import warm_up
+from inference_api.config import Settings
+from inference_api.errors import InferenceApiError
+from inference_api.messages import Drained, ErrorInfo, Failed, Fatal, Heartbeat, Loading, Ready
+from inference_api.model_image import ModelImage, required_bytes
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 0.5
+"""The supervisor hears from the decode thread no more often than this."""
+
+
+def main() -> int:
+    """Run the backend; return its exit status."""
+    arguments = _parse_arguments()
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="backend: %(message)s", stream=sys.stderr)
+    settings = Settings.from_environ()
+    backend = Backend(settings, socket.socket(fileno=arguments.listen_fd), socket.socket(fileno=arguments.control_fd))
+    return backend.run()
+
+
+class Backend:
+    """Wire intake, scheduler, engine and loop together, and run them."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, control: socket.socket) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self._admission = Admission(settings.rows, settings.queue_requests, settings.queue_tokens)
+        self._inbox = Inbox()
+        self._heartbeat_at = time.monotonic()
+        self._reported_at = 0.0
+        self._drained = False
+        self._intake = Intake(
+            listener,
+            control,
+            self._admission,
+            self._inbox,
+            lambda: time.monotonic() - self._heartbeat_at,
+            self._on_stop,
+        )
+
+    def run(self) -> int:
+        """Load, warm up, serve; return the exit status: 0 when told to stop, 1 after a failure."""
+        self._intake.start()
+        try:
+            loop = self._load()
+        except InferenceApiError as error:
+            self._intake.report(Fatal(ErrorInfo(error.code, str(error))))
+            self._intake.close()
+            return 1
+        try:
+            while not self._stop.is_set():
+                loop.step()
+                loop.check_idle_engine(self._settings.idle_check_seconds)
+                self._report(loop)
+        except Exception:
+            logger.exception("the engine failed; this backend ends")
+            self._intake.broadcast(Failed(ErrorInfo("backend_lost", "The decode backend failed.")))
+            return 1
+        finally:
+            self._intake.close()
+        return 0
+
+    def _load(self) -> DecodeLoop:
+        settings = self._settings
+        began = time.monotonic()
+        image = ModelImage.open(settings.image_link.resolve())
+        context_tokens = min(settings.context_tokens, image.context_tokens)
+        check_memory(required_bytes(image, settings.rows, context_tokens), free_bytes(), settings.rows, context_tokens)
+        self._report_stage("image", began)
+        engine = load_engine(settings, image, context_tokens)
+        self._report_stage("load", began)
+        budget = warm_up(engine, settings.prefill_chunk_tokens)
+        check_engine(engine)
+        self._report_stage(f"warm-up, prefill {budget.beside_tokens} to {budget.alone_tokens} tokens a step,", began)
+        rules = TokenRules(image.token_bytes, image.stop_ids)
+        scheduler = Scheduler(engine.info, rules, self._admission, budget)
+        loop = DecodeLoop(scheduler, engine, self._inbox, self._intake)
+        self._heartbeat_at = loop.heartbeat_at
+        self._intake.start_serving(ready_message(engine))
+        return loop
+
+    def _report(self, loop: DecodeLoop) -> None:
+        """Tell the supervisor that a step is done, and that nothing is left after a drain."""
+        self._heartbeat_at = loop.heartbeat_at
+        if loop.heartbeat_at - self._reported_at >= HEARTBEAT_SECONDS:
+            self._reported_at = loop.heartbeat_at
+            self._intake.report(Heartbeat())
+        if self._admission.draining and not self._drained and self._admission.num_requests == 0:
+            self._drained = True
+            self._intake.report(Drained())
+
+    def _report_stage(self, stage: str, began: float) -> None:
+        self._intake.report(Loading(stage, round(time.monotonic() - began, 3)))
+
+    def _on_stop(self) -> None:
+        self._stop.set()
+        self._inbox.wake()
+
+
+def load_engine(settings: Settings, image: ModelImage, context_tokens: int) -> Engine:
+    """Load the engine that the settings name; the import is here so that the mock needs no torch."""
+    if settings.engine == "mock":
+        from inference_api.backend.engines import mock
+
+        script = mock.MockScript.parse(settings.mock_mode, settings.mock_tokens_per_second, settings.mock_faults)
+        return mock.load(image, num_rows=settings.rows, context_tokens=context_tokens, script=script)
+    from inference_api.backend.engines import transformers
+
+    return transformers.load(image, num_rows=settings.rows, context_tokens=context_tokens)
+
+
+def ready_message(engine: Engine) -> Ready:
+    """Describe a warm engine to the workers and the supervisor, under a fresh incarnation."""
+    info = engine.info
+    return Ready(
+        incarnation=secrets.token_hex(8),
+        digest=info.digest,
+        model=info.model,
+        engine=info.engine,
+        device=info.device,
+        num_rows=info.num_rows,
+        context_tokens=info.context_tokens,
+        row_independent=info.row_independent,
+    )
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The decode backend; started by the supervisor.")
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--control-fd", type=int, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

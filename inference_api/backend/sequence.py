@@ -1,0 +1,122 @@
+"""Own the backend's state of one generation: its known ids, how far they are computed, its deadlines and its end.
+
+Pure: time is an argument, in seconds of the monotonic clock. Only this module assigns a SequenceStatus. Knows nothing
+of rows' contents, engines or connections; the scheduler decides, a Sequence remembers.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from inference_api.messages import ErrorInfo, Finished, FinishReason, Submit, Timing
+from inference_api.stop import StopMatcher
+
+
+class SequenceStatus(enum.Enum):
+    """WAITING for a row, PREFILLING its prompt, DECODING ids, FINISHED."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One generation. `token_ids` are the known ids; the first `num_computed_tokens` of them are in the KV cache."""
+
+    def __init__(self, submit: Submit, worker: str, now: float) -> None:
+        self.submit = submit
+        self.worker = worker
+        self.token_ids = list(submit.token_ids)
+        self.num_computed_tokens = 0
+        self.row = -1
+        self.epoch = 0
+        self.status = SequenceStatus.WAITING
+        self.error: ErrorInfo | None = None
+        self.arrived_at = now
+        self.started_at: float | None = None
+        self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+        self.batch_size = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop: bytes | None = None
+        self._matcher = StopMatcher(submit.stop_sequences)
+
+    @property
+    def session_id(self) -> str:
+        """The routing key of this generation's stream."""
+        return self.submit.session_id
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Ids made so far, those of earlier attempts included."""
+        return len(self.token_ids) - self.submit.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known ids that the KV cache does not hold yet; 1 while decoding."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def deadline(self) -> float:
+        """The time at which this sequence fails unless it moves on."""
+        total = self.arrived_at + self.submit.total_seconds
+        if self.status is SequenceStatus.WAITING:
+            total = min(total, self.arrived_at + self.submit.queue_seconds)
+        if self.first_token_at is None:
+            total = min(total, self.arrived_at + self.submit.first_token_seconds)
+        return total
+
+    @property
+    def deadline_text(self) -> str:
+        """Name the limit that `deadline` stands for."""
+        submit, deadline = self.submit, self.deadline - self.arrived_at
+        if self.status is SequenceStatus.WAITING and deadline == submit.queue_seconds:
+            return f"No row became free within {submit.queue_seconds:g} seconds."
+        if self.first_token_at is None and deadline == submit.first_token_seconds:
+            return f"The first token took longer than {submit.first_token_seconds:g} seconds."
+        return f"The request took longer than {submit.total_seconds:g} seconds."
+
+    def start(self, row: int, epoch: int, now: float) -> None:
+        """Take a row; nothing is computed there yet."""
+        self.row, self.epoch, self.started_at = row, epoch, now
+        self.num_computed_tokens = 0
+        self.status = SequenceStatus.PREFILLING
+
+    def advance(self, num_tokens: int) -> None:
+        """Note that `num_tokens` more known ids are in the KV cache."""
+        self.num_computed_tokens += num_tokens
+        if self.num_uncomputed_tokens == 0:
+            self.status = SequenceStatus.DECODING
+
+    def append(self, token_id: int, token_bytes: bytes, now: float) -> bool:
+        """Add an id that was drawn; return True if it completes a stop sequence."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.token_ids.append(token_id)
+        match = self._matcher.feed(token_bytes)
+        if match is None:
+            return False
+        self.stop = match.stop
+        return True
+
+    def finish(self, reason: FinishReason, now: float, error: ErrorInfo | None = None) -> Finished:
+        """End the sequence and return its terminal event. Called once, by the scheduler."""
+        self.status = SequenceStatus.FINISHED
+        self.finish_reason, self.error, self.finished_at = reason, error, now
+        stop = self.stop if reason is FinishReason.STOP else None
+        return Finished(reason, self.num_completion_tokens, self.timing(now), stop, error)
+
+    def timing(self, now: float) -> Timing:
+        """Return where the time went until `now`, or until the end."""
+        end = self.finished_at if self.finished_at is not None else now
+        started = self.started_at if self.started_at is not None else end
+        first = self.first_token_at if self.first_token_at is not None else end
+        first = max(first, started)
+        return Timing(
+            queue_seconds=started - self.arrived_at,
+            prefill_seconds=first - started,
+            decode_seconds=end - first,
+            batch_size=self.batch_size,
+            context_tokens=len(self.token_ids),
+        )

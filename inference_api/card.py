@@ -1,0 +1,58 @@
+"""Print the ready card: what runs where, and a curl that works.
+
+Called by the supervisor once the backend is ready. Knows the settings and the Ready message only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+import jwt
+
+from inference_api import __version__
+from inference_api.config import Settings
+from inference_api.messages import Ready
+
+TOKEN_SECONDS = 86400
+"""Life of the token in the card's curl."""
+
+
+def format_card(
+    settings: Settings, ready: Ready, *, proxy: tuple[str, int] | None, secret: str | None, now: float
+) -> str:
+    """Return the card's text; with a proxy and its secret the curl carries a token of the tenant 'dev'."""
+    name = settings.served_model_names[0] if settings.served_model_names else ready.model
+    server = f"http://{settings.bind}:{settings.port}"
+    lines = [
+        f"inference_api {__version__}",
+        f"  model    {name}, {ready.num_rows} rows x {ready.context_tokens} tokens",
+        f"  engine   {ready.engine} on {ready.device}, digest {ready.digest}",
+        f"  server   {server}   health {server}/health",
+    ]
+    url, header = server, ""
+    if proxy is not None:
+        url = f"http://{proxy[0]}:{proxy[1]}"
+        lines.append(f"  proxy    {url}   (bearer token needed)")
+        if secret:
+            claims = {"team_id": "dev", "token_id": "ready-card", "iat": int(now), "exp": int(now) + TOKEN_SECONDS}
+            header = f"  -H 'Authorization: Bearer {jwt.encode(claims, secret, 'HS256')}' \\\n"
+    lines += [
+        "",
+        f"Ready {url}. Try (Ctrl-C here ends everything):",
+        "",
+        f"curl -N {url}/inference/{name} \\",
+        header + "  -H 'Content-Type: application/json' \\",
+        """  -d '{"text": "The capital of France is", "max_tokens": 32}'""",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def print_card(
+    settings: Settings, ready: Ready, *, proxy: tuple[str, int] | None, secret: str | None, out: TextIO | None = None
+) -> None:
+    """Print the card on standard output, the last thing that a start prints."""
+    stream = sys.stdout if out is None else out
+    stream.write(format_card(settings, ready, proxy=proxy, secret=secret, now=time.time()))
+    stream.flush()

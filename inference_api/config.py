@@ -1,0 +1,246 @@
+"""Own the settings of the server, the backend and the supervisor: one frozen dataclass, one table.
+
+The only reader of os.environ in this package. Each field carries its environment names in order of precedence: the
+`INFERENCE_API_*` name first, then the names of the original service. A wrong value stops the start and says its name.
+Knows nothing of how a setting is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inference_api.errors import SettingError
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+
+
+def setting(
+    default: Any, *names: str, doc: str, low: float | None = None, high: float | None = None, choices: str = ""
+) -> Any:
+    """Declare a field of Settings: its default, its environment names, its bounds and one line of documentation."""
+    metadata = {"names": names, "doc": doc, "low": low, "high": high, "choices": tuple(choices.split())}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting with its default. Build it with `from_environ`; derived values are properties."""
+
+    bind: str = setting("127.0.0.1", "INFERENCE_API_BIND", "SERVICE_BIND", doc="Address the server listens on.")
+    port: int = setting(
+        7000, "INFERENCE_API_PORT", "SERVICE_PORT", doc="Port the server listens on.", low=0, high=65535
+    )
+    workers: int = setting(1, "INFERENCE_API_WORKERS", doc="Number of gunicorn workers.", low=1, high=64)
+    threads: int = setting(
+        0, "INFERENCE_API_THREADS", doc="Threads a worker; 0: rows + queue + 32, and no fewer.", low=0, high=8192
+    )
+    engine: str = setting(
+        "transformers", "INFERENCE_API_ENGINE", doc="Engine of the backend.", choices="transformers mock"
+    )
+    model: str = setting(
+        "", "INFERENCE_API_MODEL", doc="Folder, GGUF file or hub id of the model; empty: SmolLM2-135M-Instruct."
+    )
+    served_model_names: tuple[str, ...] = setting(
+        (),
+        "INFERENCE_API_SERVED_MODEL_NAMES",
+        "SERVED_MODEL_NAMES",
+        doc="Names clients may use, comma-separated, the first canonical; empty: the model image's own name.",
+    )
+    cache_dir: str = setting(
+        "", "INFERENCE_API_CACHE_DIR", "CACHE_ROOT", "MODEL_WEKA_DIR", doc="Cache root; empty: the user's cache folder."
+    )
+    run_dir: str = setting(
+        "", "INFERENCE_API_RUN_DIR", doc="Folder of sockets and locks (0700); empty: one a user and port, in the tmp."
+    )
+    rows: int = setting(32, "INFERENCE_API_ROWS", doc="User rows of the decode batch.", low=1, high=1024)
+    context_tokens: int = setting(
+        2048, "INFERENCE_API_CONTEXT_TOKENS", doc="Context a row, at most the model's.", low=16, high=1 << 20
+    )
+    queue_requests: int = setting(
+        96, "INFERENCE_API_QUEUE_REQUESTS", doc="Requests that may wait for a row.", low=0, high=65536
+    )
+    queue_tokens: int = setting(
+        65536, "INFERENCE_API_QUEUE_TOKENS", doc="Prompt tokens that may wait for a row.", low=1, high=1 << 31
+    )
+    queue_seconds: float = setting(60.0, "INFERENCE_API_QUEUE_SECONDS", doc="Longest wait for a row.", low=0.001)
+    first_token_seconds: float = setting(
+        120.0, "INFERENCE_API_FIRST_TOKEN_SECONDS", doc="Longest time to the first token.", low=0.001
+    )
+    total_seconds: float = setting(600.0, "INFERENCE_API_TOTAL_SECONDS", doc="Longest request.", low=0.001)
+    body_bytes: int = setting(262144, "INFERENCE_API_BODY_BYTES", doc="Largest request body.", low=1024, high=1 << 30)
+    prefill_chunk_tokens: int = setting(
+        0, "INFERENCE_API_PREFILL_CHUNK_TOKENS", doc="Prompt tokens a step beside decoding rows; 0: tuned.", low=0
+    )
+    watchdog_seconds: float = setting(
+        5.0, "INFERENCE_API_WATCHDOG_SECONDS", doc="A serving backend without a step for so long is killed.", low=0.1
+    )
+    grace_seconds: float = setting(
+        30.0, "INFERENCE_API_GRACE_SECONDS", doc="Time that running requests get at SIGTERM.", low=0.0
+    )
+    idle_check_seconds: float = setting(
+        120.0, "INFERENCE_API_IDLE_CHECK_SECONDS", doc="An idle engine checks itself so often.", low=0.05
+    )
+    sse_ping_seconds: float = setting(
+        15.0, "INFERENCE_API_SSE_PING_SECONDS", doc="Interval of comment lines on a silent SSE stream.", low=0.05
+    )
+    sse_hold_seconds: float = setting(
+        5.0, "INFERENCE_API_SSE_HOLD_SECONDS", doc="How long an SSE route holds its headers for a status.", low=0.0
+    )
+    legacy_eos: bool = setting(
+        False, "INFERENCE_API_LEGACY_EOS", doc="Send <|endoftext|> as last chunk of raw routes, as the original did."
+    )
+    insecure_dev: bool = setting(
+        False,
+        "INFERENCE_API_INSECURE_DEV",
+        "INSECURE_DEV",
+        doc="On a loopback bind, serve callers without the proxy's assertion as the tenant 'local'.",
+    )
+    internal_auth_key: str = setting(
+        "", "INTERNAL_AUTH_KEY", doc="Key of the proxy's assertions, at least 32 bytes; empty: the key file's."
+    )
+    internal_auth_key_file: str = setting(
+        "", "INTERNAL_AUTH_KEY_FILE", doc="File (0600) with that key; empty: made in the run folder."
+    )
+    mock_tokens_per_second: float = setting(
+        3000.0, "INFERENCE_API_MOCK_TOKENS_PER_SECOND", doc="Rate of the mock engine, all rows; 0: unthrottled.", low=0
+    )
+    mock_mode: str = setting(
+        "digits", "INFERENCE_API_MOCK_MODE", doc="What the mock engine answers.", choices="digits echo noise"
+    )
+    mock_faults: str = setting(
+        "",
+        "INFERENCE_API_MOCK_FAULTS",
+        doc="Scripted faults KIND:TEXT, comma-separated: a prompt with TEXT sets off nan, error, crash or hang.",
+    )
+    torch_threads: int = setting(
+        0, "INFERENCE_API_TORCH_THREADS", doc="Threads of the engine; 0: the cores that the process sees.", low=0
+    )
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read settings from the environment (os.environ by default); raise SettingError on a wrong one."""
+        source = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            for name in field.metadata["names"]:
+                if name in source:
+                    values[field.name] = _parse(name, source[name], field)
+                    break
+        if "engine" not in values and _is_true("MOCK_MODEL", source.get("MOCK_MODEL", "")):
+            values["engine"] = "mock"
+        return cls(**values).checked()
+
+    def checked(self) -> Settings:
+        """Return these settings if they fit together; raise SettingError otherwise."""
+        if self.threads and self.threads < self.min_threads:
+            raise SettingError(
+                f"INFERENCE_API_THREADS={self.threads} is below rows + queue + 32 = {self.min_threads}: streams would "
+                f"wait for a thread. Raise it, or lower INFERENCE_API_ROWS or INFERENCE_API_QUEUE_REQUESTS."
+            )
+        if self.insecure_dev and self.bind not in LOOPBACK_HOSTS:
+            raise SettingError(f"INSECURE_DEV works on a loopback address only, and INFERENCE_API_BIND is {self.bind}.")
+        if self.internal_auth_key and len(self.internal_auth_key.encode()) < 32:
+            raise SettingError("INTERNAL_AUTH_KEY is shorter than 32 bytes.")
+        if len(os.fsencode(self.socket_path)) > 100:
+            raise SettingError(f"INFERENCE_API_RUN_DIR is too long for a socket's path: {self.run_path}")
+        return self
+
+    def to_environ(self) -> dict[str, str]:
+        """Return the environment that makes a child process read these very settings."""
+        environ = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            text = ",".join(value) if isinstance(value, tuple) else str(int(value) if value is True else value)
+            environ[field.metadata["names"][0]] = "" if value is False else text
+        return environ
+
+    @property
+    def min_threads(self) -> int:
+        """Threads that every row, every waiting request and 32 short calls need."""
+        return self.rows + self.queue_requests + 32
+
+    @property
+    def run_path(self) -> Path:
+        """Folder of this service's sockets, locks and the link to its model image."""
+        if self.run_dir:
+            return Path(self.run_dir)
+        return Path(tempfile.gettempdir()) / f"inference_api-{os.getuid()}-{self.port}"
+
+    @property
+    def socket_path(self) -> Path:
+        """AF_UNIX address of the backend."""
+        return self.run_path / "backend.sock"
+
+    @property
+    def image_link(self) -> Path:
+        """Symbolic link to the model image in use, made once `prepare` is done."""
+        return self.run_path / "model_image"
+
+    @property
+    def state_path(self) -> Path:
+        """File in which the supervisor keeps the number of failed restarts."""
+        return self.run_path / "failed_restarts"
+
+    @property
+    def key_path(self) -> Path:
+        """File of the internal key."""
+        return Path(self.internal_auth_key_file) if self.internal_auth_key_file else self.run_path / "internal_auth_key"
+
+    @property
+    def cache_path(self) -> Path:
+        """Cache root: model images and downloads."""
+        return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "inference_api"
+
+
+def child_environ(settings: Settings, **extra: str) -> dict[str, str]:
+    """Return this process's environment with `settings` and `extra` in it, for a child process.
+
+    The proxy's secret is left out: only the child that is given it in `extra` sees it.
+    """
+    environ = {name: value for name, value in os.environ.items() if name != "JWT_SECRET"}
+    return {**environ, "OMP_WAIT_POLICY": "PASSIVE", **settings.to_environ(), **extra}
+
+
+def jwt_secret() -> str | None:
+    """Return the proxy's secret, which the supervisor hands on; the server and the backend never need it."""
+    return os.environ.get("JWT_SECRET")
+
+
+def _is_true(name: str, text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise SettingError(f"{name}={text!r} is not a switch: use 1 or 0.")
+
+
+def _parse(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
+    """Parse `text` as the type of the field's default, within its bounds."""
+    default, meta = field.default, field.metadata
+    if isinstance(default, bool):
+        return _is_true(name, text)
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if isinstance(default, str):
+        if meta["choices"] and text not in meta["choices"]:
+            raise SettingError(f"{name}={text!r} is not one of: {', '.join(meta['choices'])}.")
+        return text
+    kind: type[int] | type[float] = int if isinstance(default, int) else float
+    try:
+        value = kind(text)
+    except ValueError:
+        raise SettingError(f"{name}={text!r} is not {'an integer' if kind is int else 'a number'}.") from None
+    low = -math.inf if meta["low"] is None else meta["low"]
+    high = math.inf if meta["high"] is None else meta["high"]
+    if not low <= value <= high or math.isinf(value):
+        raise SettingError(f"{name}={text} is outside bounds, {meta['low']} <= {name} <= {meta['high']}.")
+    return value

@@ -1,0 +1,282 @@
+"""Define THE WIRE: every message that crosses between gunicorn workers, the decode backend and the supervisor.
+
+Tagged msgspec structs; unknown fields are refused, so that two versions never half-understand each other. Golden frames
+in tests/data/frames.json pin the bytes. Prompts and answers cross as token ids, stop sequences as bytes; never as text.
+Clocks do not cross processes: times are durations in seconds. Knows nothing of sockets (queues.py) or of HTTP.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+WIRE_VERSION = 1
+"""Raised with every incompatible change; it is the byte in front of each frame."""
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended: one enum, mapped once to each API's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    QUOTA = "quota"
+    ERROR = "error"
+
+
+class RefusalReason(enum.StrEnum):
+    """Why the intake took no place for a Submit."""
+
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"
+    TOO_LONG = "too_long"
+    DUPLICATE = "duplicate"
+
+
+class QueryKind(enum.StrEnum):
+    """What a Query asks for."""
+
+    ROWS = "rows"
+    REQUEST = "request"
+    METRICS = "metrics"
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", omit_defaults=True):
+    """Base of every tagged message."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a row's next id is drawn; applied in the order temperature, top_k, top_p. `top_k` 0 means no limit."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stable code of errors.py and a text that is safe to show."""
+
+    code: str
+    message: str
+
+
+# Worker to backend
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """Open a connection: the worker's name and the wire version that it speaks."""
+
+    worker: str
+    version: int
+
+
+class Submit(Message, frozen=True, tag="submit"):
+    """Ask for one generation. `token_ids` beyond `num_prompt_tokens` are output that an earlier attempt delivered."""
+
+    session_id: str
+    request_id: str
+    tenant: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    sampling: SamplingParams
+    stop_sequences: list[bytes]
+    queue_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+    choice: int = 0
+    attempt: int = 0
+
+
+class Abort(Message, frozen=True, tag="abort"):
+    """End every session of a tenant's request; unknown ones are ignored."""
+
+    request_id: str
+    tenant: str
+
+
+class Ping(Message, frozen=True, tag="ping"):
+    """Ask the intake for a Pong at once."""
+
+    ping_id: int
+
+
+class Query(Message, frozen=True, tag="query"):
+    """Ask the decode thread for a Snapshot. `tenant` sees its own requests and only counts of the others."""
+
+    query_id: int
+    kind: QueryKind
+    tenant: str = ""
+    request_id: str = ""
+
+
+# Backend to worker
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """Greet a worker: which backend this is and what it can hold. Sent once a connection, after warm-up."""
+
+    incarnation: str
+    digest: str
+    model: str
+    engine: str
+    device: str
+    num_rows: int
+    context_tokens: int
+    row_independent: bool
+
+
+class Accepted(Message, frozen=True, tag="accepted"):
+    """Confirm a Submit: its place in the queue (0: a row is free) and a rough wait."""
+
+    session_id: str
+    place: int
+    eta_seconds: float
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """Refuse a Submit at once; nothing of it is kept."""
+
+    session_id: str
+    reason: RefusalReason
+    retry_after_seconds: float
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a sequence's time went inside the backend, in seconds, with the batch it ran in."""
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    batch_size: int
+    context_tokens: int
+
+
+NO_TIMING = Timing(0.0, 0.0, 0.0, 0, 0)
+"""For an end that a worker makes itself, without the backend's figures."""
+
+
+class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The end of a sequence: the one terminal event that a backend sends for it."""
+
+    reason: FinishReason
+    num_completion_tokens: int
+    timing: Timing
+    stop: bytes | None = None
+    error: ErrorInfo | None = None
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What one step made for one session. `row` is -1 for a sequence that never had one.
+
+    `epoch` counts the row's owners in this backend; `index` is the position of `token_ids[0]` in the completion.
+    """
+
+    session_id: str
+    row: int
+    epoch: int
+    index: int
+    token_ids: list[int]
+    finished: Finished | None = None
+    logprobs: list[float] | None = None
+
+
+class StepOutput(Message, frozen=True, tag="step"):
+    """Everything that one step made for one worker: one message, never one a row."""
+
+    outputs: list[SequenceOutput]
+
+
+class Failed(Message, frozen=True, tag="failed"):
+    """Say that the whole engine failed; the backend exits after it."""
+
+    error: ErrorInfo
+
+
+class RowView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One user row as its tenant may see it; a foreign row has an empty `request_id` and no counts."""
+
+    row: int
+    state: str
+    tenant: str = ""
+    request_id: str = ""
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    running_seconds: float = 0.0
+
+
+class RequestView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request's state: running ones from the scheduler, ended ones from a bounded record."""
+
+    request_id: str
+    state: str
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    place: int | None = None
+    row: int | None = None
+    finish_reason: FinishReason | None = None
+    timing: Timing | None = None
+    error: ErrorInfo | None = None
+
+
+class Snapshot(Message, frozen=True, tag="snapshot"):
+    """Answer a Query. Counters and gauges are plain numbers by name."""
+
+    query_id: int
+    num_waiting: int
+    num_rows: int
+    num_rows_in_use: int
+    rows: list[RowView] = []
+    request: RequestView | None = None
+    metrics: dict[str, float] = {}
+
+
+class Pong(Message, frozen=True, tag="pong"):
+    """Answer a Ping from the intake; `heartbeat_seconds` is the age of the decode thread's last step."""
+
+    ping_id: int
+    heartbeat_seconds: float
+    draining: bool
+    num_waiting: int
+    num_rows_in_use: int
+
+
+# Supervisor to backend, and back
+
+
+class Drain(Message, frozen=True, tag="drain"):
+    """Refuse new work from now on and say Drained when the last sequence has ended."""
+
+
+class Stop(Message, frozen=True, tag="stop"):
+    """End the process now."""
+
+
+class Loading(Message, frozen=True, tag="loading"):
+    """Report a stage of the start."""
+
+    stage: str
+    seconds: float
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """Report that the decode thread has finished a step."""
+
+
+class Drained(Message, frozen=True, tag="drained"):
+    """Report that no sequence is left after a Drain."""
+
+
+class Fatal(Message, frozen=True, tag="fatal"):
+    """Report a cause for which a restart is useless."""
+
+    error: ErrorInfo
+
+
+WorkerMessage = Hello | Submit | Abort | Ping | Query
+BackendMessage = Ready | Accepted | Refused | StepOutput | Failed | Snapshot | Pong
+SupervisorMessage = Drain | Stop
+StatusMessage = Loading | Ready | Heartbeat | Drained | Fatal
+AnyMessage = WorkerMessage | BackendMessage | SupervisorMessage | StatusMessage

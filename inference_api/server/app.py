@@ -1,0 +1,161 @@
+"""Make the Flask application of one gunicorn worker: its parts, its routes, one error handler.
+
+Runs in PROCESS 1. Every endpoint declares the scope it needs in SCOPES; one that does not stops the start. Identity is
+checked once, before any view runs. Knows no torch, no weights, no rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from flask import Flask, Response, g, request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
+
+from inference_api.config import Settings
+from inference_api.errors import BodyTooLargeError, InferenceApiError, NotFoundError, SettingError
+from inference_api.model_image import ModelImage
+from inference_api.server.backend_client import BackendClient
+from inference_api.server.chat_template import ChatTemplate
+from inference_api.server.context import Call, ServerContext
+from inference_api.server.disconnects import DisconnectWatcher
+from inference_api.server.health import make_health_blueprint
+from inference_api.server.identity import ASSERTION_HEADER, Identity, choose_request_id, read_internal_key
+from inference_api.server.inspection import make_inspection_blueprint
+from inference_api.server.native import make_native_blueprint
+from inference_api.server.output_router import OutputRouter
+from inference_api.server.responses import error_response, json_response
+from inference_api.server.tokenizer import Tokenizer
+from inference_api.server.validation import NativeLimits
+
+logger = logging.getLogger(__name__)
+
+SCOPES: dict[str, str | None] = {
+    "health.root": None,
+    "health.health": None,
+    "health.live": None,
+    "health.ready": None,
+    "native.inference": "inference",
+    "native.predictions": "inference",
+    "native.chat": "inference",
+    "inspection.rows": "inference",
+    "inspection.info": "inference",
+    "inspection.get_request": "inference",
+    "inspection.delete_request": "inference",
+    "inspection.metrics": "metrics",
+}
+"""Scope an endpoint needs; None: open to everybody. No entry, no start."""
+
+CLIENT_ID_HEADER = "X-Request-Id"
+REQUEST_ID_HEADER = "Request-Id"
+
+
+def make_context(settings: Settings) -> ServerContext:
+    """Read the model image and build this worker's parts; start their threads. Call it after the fork."""
+    image = ModelImage.open(settings.image_link.resolve())
+    tokenizer = Tokenizer.load(image.tokenizer_path)
+    template = None
+    if image.chat_template is not None:
+        template = ChatTemplate(image.chat_template, tokenizer, bos_text=image.bos_text, eos_text=image.eos_text)
+    router = OutputRouter()
+    context = ServerContext(
+        settings=settings,
+        client=BackendClient(settings.socket_path, router),
+        router=router,
+        watcher=DisconnectWatcher(),
+        tokenizer=tokenizer,
+        chat_template=template,
+        limits=NativeLimits(context_tokens=min(settings.context_tokens, image.context_tokens), eos_text=image.eos_text),
+        model_names=settings.served_model_names or (image.name,),
+    )
+    context.watcher.start()
+    context.client.start()
+    return context
+
+
+def stop_context(context: ServerContext) -> None:
+    """End the threads of a context."""
+    context.client.stop()
+    context.watcher.stop()
+
+
+def create_app(context: ServerContext, identity: Identity) -> Flask:
+    """Return the application; raise SettingError if an endpoint declares no scope."""
+    app = Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = context.settings.body_bytes
+    app.url_map.strict_slashes = True
+    app.register_blueprint(make_health_blueprint(context))
+    app.register_blueprint(make_native_blueprint(context))
+    app.register_blueprint(make_inspection_blueprint(context))
+    refuse_undeclared_scopes(app)
+    app.before_request(lambda: _identify(identity))
+    app.after_request(_add_call_headers)
+    app.register_error_handler(InferenceApiError, error_response)
+    app.register_error_handler(HTTPException, lambda error: _http_error(error, context.settings))
+    app.register_error_handler(Exception, _unexpected_error)
+    return app
+
+
+def refuse_undeclared_scopes(app: Flask) -> None:
+    """Raise SettingError if an endpoint of the application is not in SCOPES."""
+    undeclared = sorted(rule.endpoint for rule in app.url_map.iter_rules() if rule.endpoint not in SCOPES)
+    if undeclared:
+        raise SettingError(f"endpoints without a declared scope: {', '.join(undeclared)}")
+
+
+def create_server_app(settings: Settings) -> Flask:
+    """Build a worker's application from the settings: what gunicorn's entry calls."""
+    identity = Identity(read_internal_key(settings), time.time, allow_anonymous=settings.insecure_dev)
+    return create_app(make_context(settings), identity)
+
+
+def _identify(identity: Identity) -> None:
+    """Find out who calls before any view runs; routes without a scope are open."""
+    scope = SCOPES.get(request.endpoint) if request.endpoint is not None else None
+    if scope is None:
+        return
+    request_id = choose_request_id(request.headers.get(REQUEST_ID_HEADER))
+    claims = identity.authenticate(
+        method=request.method,
+        path=request.path,
+        assertion=request.headers.get(ASSERTION_HEADER),
+        request_id=request_id,
+        scope=scope,
+    )
+    g.call = Call(request_id, claims, {})
+
+
+def _add_call_headers(response: Response) -> Response:
+    call: Call | None = g.get("call")
+    if call is not None:
+        response.headers[REQUEST_ID_HEADER] = call.request_id
+        response.headers[CLIENT_ID_HEADER] = request.headers.get(CLIENT_ID_HEADER, call.request_id)
+        response.headers.update(call.response_headers)
+    return response
+
+
+def _http_error(error: HTTPException, settings: Settings) -> Response:
+    """Turn Werkzeug's own errors into the native error body."""
+    if isinstance(error, RequestEntityTooLarge):
+        return error_response(
+            BodyTooLargeError(f"The request body is larger than the limit of {settings.body_bytes} bytes.")
+        )
+    if isinstance(error, NotFound):
+        return error_response(NotFoundError(f"Unknown route: {request.method} {request.path}"))
+    status = error.code or 500
+    message = error.description or "The request cannot be served."
+    if isinstance(error, MethodNotAllowed):
+        message = (
+            f"Method {request.method} is not allowed here. Allowed: {', '.join(sorted(error.valid_methods or ()))}."
+        )
+    response = json_response(status, {"status_code": status, "message": message})
+    for name, value in error.get_headers():
+        if name == "Allow":
+            response.headers[name] = value
+    return response
+
+
+def _unexpected_error(error: Exception) -> Response:
+    """Log a defect of ours with its traceback, and tell the caller nothing of it."""
+    logger.error("unexpected error on %s %s", request.method, request.path, exc_info=error)
+    return json_response(500, {"status_code": 500, "message": "Internal error."})

@@ -1,0 +1,56 @@
+"""Hold what every route of one worker shares, and what belongs to one call.
+
+Runs in PROCESS 1. Made once by the application factory; nothing here is module state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from flask import g
+
+from inference_api.config import Settings
+from inference_api.server.backend_client import BackendClient
+from inference_api.server.chat_template import ChatTemplate
+from inference_api.server.disconnects import DisconnectWatcher
+from inference_api.server.generation import Generation
+from inference_api.server.output_router import OutputRouter
+from inference_api.server.tokenizer import IncrementalDecoder, Tokenizer
+from inference_api.server.validation import NativeLimits
+from inference_api.stop import TextStop
+from proxy.auth import Claims
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServerContext:
+    """The parts of one worker. `model_names` are those that clients may use, the canonical one first."""
+
+    settings: Settings
+    client: BackendClient
+    router: OutputRouter
+    watcher: DisconnectWatcher
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    limits: NativeLimits
+    model_names: tuple[str, ...]
+
+    def make_generation(self, prompt_ids: Sequence[int], stop_sequences: Sequence[str]) -> Generation:
+        """Return a generation that decodes after `prompt_ids` and ends at a stop sequence; not started yet."""
+        decoder = IncrementalDecoder(self.tokenizer, prompt_ids)
+        return Generation(self.client, self.watcher, decoder, TextStop(stop_sequences))
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """One HTTP call: its public id, who makes it, and headers for the response."""
+
+    request_id: str
+    claims: Claims
+    response_headers: dict[str, str]
+
+
+def current_call() -> Call:
+    """Return the call that this thread answers."""
+    call: Call = g.call
+    return call

@@ -1,0 +1,122 @@
+"""Turn one session's ids into text, in order, with nothing of a stop sequence and no half character.
+
+Runs in PROCESS 1, in the request's own thread. A Generation frames the session: it watches the client's socket, aborts
+what is left when the response is closed early, and says how it ended. Knows no HTTP status lines or event formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Iterator
+
+from inference_api.errors import (
+    AbortedError,
+    BackendLostError,
+    DeadlineError,
+    GenerationError,
+    InferenceApiError,
+    UnavailableError,
+)
+from inference_api.messages import Finished, FinishReason, Submit
+from inference_api.server.backend_client import BackendClient
+from inference_api.server.disconnects import DisconnectWatcher
+from inference_api.server.output_router import SessionStream
+from inference_api.server.tokenizer import IncrementalDecoder
+from inference_api.stop import TextStop
+
+_ERRORS: dict[str, type[UnavailableError]] = {
+    error.code: error for error in (BackendLostError, DeadlineError, GenerationError)
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """New text, maybe empty, and the end when it is reached."""
+
+    text: str
+    finished: Finished | None
+
+
+class Generation:
+    """One running generation. Close it exactly once; closing before the end aborts it."""
+
+    def __init__(
+        self, client: BackendClient, watcher: DisconnectWatcher, decoder: IncrementalDecoder, text_stop: TextStop
+    ) -> None:
+        self._client = client
+        self._watcher = watcher
+        self._decoder = decoder
+        self._text_stop = text_stop
+        self._submit: Submit | None = None
+        self._stream: SessionStream | None = None
+        self._watch: int | None = None
+        self._finished: Finished | None = None
+
+    def start(self, submit: Submit, client_socket: socket.socket | None) -> None:
+        """Submit, and abort as soon as the client leaves; raises what BackendClient.submit raises."""
+        self._submit = submit
+        if client_socket is not None:
+            self._watch = self._watcher.watch(
+                client_socket, lambda: self._client.abort(submit.request_id, submit.tenant)
+            )
+        try:
+            self._stream, _ = self._client.submit(submit)
+        except BaseException:
+            self._forget_client()
+            raise
+
+    def next_piece(self, timeout_seconds: float | None = None) -> Piece | None:
+        """Block for new text or the end; None if neither came in time. Not to be called after the end."""
+        if self._stream is None:
+            raise RuntimeError("the generation has not been started")
+        delivery = self._stream.read(timeout_seconds)
+        if delivery is None:
+            return None
+        text = self._text_stop.feed(self._decoder.decode(delivery.token_ids))
+        if delivery.finished is not None:
+            self._finished = delivery.finished
+            text += self._text_stop.feed(self._decoder.flush()) + self._text_stop.flush()
+        return Piece(text, delivery.finished)
+
+    @property
+    def num_delivered_tokens(self) -> int:
+        """Ids that have come from the backend so far."""
+        return 0 if self._stream is None else len(self._stream.token_ids)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield pieces up to the end; raise the error that ended the generation, if one did."""
+        while True:
+            piece = self.next_piece()
+            if piece is None:
+                continue
+            if piece.finished is not None:
+                raise_if_failed(piece.finished)
+                yield piece
+                return
+            if piece.text:
+                yield piece
+
+    def close(self) -> None:
+        """Forget the client's socket; abort the generation if it has not ended."""
+        self._forget_client()
+        if self._finished is None and self._submit is not None:
+            self._client.abort(self._submit.request_id, self._submit.tenant)
+
+    def _forget_client(self) -> None:
+        if self._watch is not None:
+            self._watcher.forget(self._watch)
+            self._watch = None
+
+
+def raise_if_failed(finished: Finished) -> None:
+    """Raise the error that a terminal event stands for; return if it is an honest end of the text."""
+    if finished.error is not None:
+        raise _ERRORS.get(finished.error.code, GenerationError)(finished.error.message, 1.0)
+    if finished.reason is FinishReason.ABORT:
+        raise AbortedError("The request was aborted.")
+
+
+def is_retryable(error: InferenceApiError) -> bool:
+    """Tell whether sending the same request again may help."""
+    return isinstance(error, UnavailableError) and error.status != 500

@@ -1,0 +1,178 @@
+"""Own the native generation routes: `/inference`, `/predictions` and `/chat`, with the original's names and texts.
+
+Runs in PROCESS 1. Each route differs in the prompt it builds and in how it writes the answer; everything between is
+one path: authenticate, validate, tokenize, submit, stream. Raw routes hold their headers until the first text or the
+end, so that a refusal keeps its status; event routes hold them a few seconds only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from flask import Blueprint, Response, request
+
+from inference_api.errors import InferenceApiError, NotFoundError
+from inference_api.messages import SamplingParams, Submit
+from inference_api.server.chat_template import ChatMessage
+from inference_api.server.context import ServerContext, current_call
+from inference_api.server.generation import Generation, Piece, is_retryable, raise_if_failed
+from inference_api.server.responses import break_connection, event, stream_response
+from inference_api.server.validation import DEFAULT_STOP_TEXT, NativeRequest, parse_native
+
+LEGACY_MODEL_NAME = "falcon40b"
+PING = b": ping\n\n"
+
+
+def make_native_blueprint(context: ServerContext) -> Blueprint:
+    """Return the three routes."""
+    blueprint = Blueprint("native", __name__)
+    native = NativeRoutes(context)
+    blueprint.add_url_rule("/inference/<model>", "inference", native.inference, methods=["POST"])
+    blueprint.add_url_rule("/predictions/<model>", "predictions", native.predictions, methods=["POST"])
+    blueprint.add_url_rule("/chat/<model>", "chat", native.chat, methods=["POST"])
+    return blueprint
+
+
+class NativeRoutes:
+    """The view functions over one ServerContext."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    def inference(self, model: str) -> Response:
+        """Stream the continuation of the raw text."""
+        native = self._parse(model, allow_rag_context=False)
+        return self._raw(native, native.text, self._context.tokenizer.encode(native.text))
+
+    def predictions(self, model: str) -> Response:
+        """Stream the answer to a user's text."""
+        native = self._parse(model, allow_rag_context=True)
+        return self._raw(native, *self._user_prompt(native))
+
+    def chat(self, model: str) -> Response:
+        """Send `answer` events with the whole message so far, then `close`."""
+        native = self._parse(model, allow_rag_context=True)
+        prompt, token_ids = self._user_prompt(native)
+        generation = self._start(native, token_ids)
+        try:
+            buffered = request.environ["SERVER_PROTOCOL"] == "HTTP/1.0"
+            hold_seconds = None if buffered else self._context.settings.sse_hold_seconds
+            first = generation.next_piece(hold_seconds)
+            if first is not None and first.finished is not None:
+                raise_if_failed(first.finished)
+        except BaseException:
+            generation.close()
+            raise
+        message = prompt if native.return_prompt else ""
+        chunks = self._chat_events(generation, first, message)
+        return self._respond(native, chunks, generation)
+
+    def _parse(self, model: str, *, allow_rag_context: bool) -> NativeRequest:
+        names = self._context.model_names
+        if model not in names and model != LEGACY_MODEL_NAME:
+            raise NotFoundError(f"Unknown model '{model}'. Known: {', '.join((*names, LEGACY_MODEL_NAME))}.")
+        body = request.get_data(cache=False)
+        return parse_native(
+            body, request.headers.get("Content-Type"), self._context.limits, allow_rag_context=allow_rag_context
+        )
+
+    def _user_prompt(self, native: NativeRequest) -> tuple[str, list[int]]:
+        """Return a user's text as a prompt; a context goes before it, as a system message if there is a template."""
+        tokenizer, template = self._context.tokenizer, self._context.chat_template
+        if native.rag_context and template is not None:
+            messages = [
+                ChatMessage(role="system", content=native.rag_context),
+                ChatMessage(role="user", content=native.text),
+            ]
+            return f"{native.rag_context}\n{native.text}", template.encode(messages)
+        prompt = f"User: {native.text}\nAI: "
+        if native.rag_context:
+            prompt = f"Context: {native.rag_context}\n{prompt}"
+        return prompt, tokenizer.encode(prompt)
+
+    def _start(self, native: NativeRequest, token_ids: list[int]) -> Generation:
+        context, call = self._context, current_call()
+        max_tokens = context.limits.fit_max_tokens(native.max_tokens, len(token_ids))
+        stops = [native.stop_sequence] if native.stop_sequence else []
+        seed = secrets.randbits(63) if native.seed is None else native.seed
+        call.response_headers["X-Inference-Seed"] = str(seed)
+        settings = context.settings
+        submit = Submit(
+            session_id=secrets.token_hex(16),
+            request_id=call.request_id,
+            tenant=call.claims.tenant,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(native.temperature, native.top_k, native.top_p, seed),
+            stop_sequences=[stop.encode() for stop in stops],
+            queue_seconds=settings.queue_seconds,
+            first_token_seconds=settings.first_token_seconds,
+            total_seconds=settings.total_seconds,
+        )
+        generation = context.make_generation(token_ids, stops)
+        generation.start(submit, request.environ.get("gunicorn.socket"))
+        return generation
+
+    def _raw(self, native: NativeRequest, prompt: str, token_ids: list[int]) -> Response:
+        generation = self._start(native, token_ids)
+        pieces = generation.pieces()
+        try:
+            first = next(pieces)
+        except BaseException:
+            generation.close()
+            raise
+        chunks = self._raw_chunks(first, pieces, prompt if native.return_prompt else "")
+        return self._respond(native, chunks, generation)
+
+    def _raw_chunks(self, first: Piece, pieces: Iterator[Piece], prompt: str) -> Iterator[bytes]:
+        if prompt:
+            yield prompt.encode()
+        if first.text:
+            yield first.text.encode()
+        try:
+            for piece in pieces:
+                if piece.text:
+                    yield piece.text.encode()
+        except InferenceApiError as error:
+            raise break_connection(error) from None
+        if self._context.settings.legacy_eos:
+            yield DEFAULT_STOP_TEXT.encode()
+
+    def _chat_events(self, generation: Generation, first: Piece | None, message: str) -> Iterator[bytes]:
+        piece = first
+        try:
+            while True:
+                if piece is None:
+                    yield PING
+                else:
+                    message += piece.text
+                    if piece.text:
+                        yield event("answer", {"message": message})
+                    if piece.finished is not None:
+                        raise_if_failed(piece.finished)
+                        break
+                piece = generation.next_piece(self._context.settings.sse_ping_seconds)
+        except InferenceApiError as error:
+            yield event("error", error_event(error, generation.num_delivered_tokens))
+            return
+        yield event("close", {"message": "Connection closed"})
+
+    def _respond(self, native: NativeRequest, chunks: Iterator[bytes], generation: Generation) -> Response:
+        buffered = request.environ["SERVER_PROTOCOL"] == "HTTP/1.0"
+        response = stream_response(chunks, generation.close, buffered=buffered)
+        if native.session_id is not None:
+            response.headers["X-Client-Session-Id"] = native.session_id
+        return response
+
+
+def error_event(error: InferenceApiError, num_delivered_tokens: int) -> dict[str, object]:
+    """Return the data of an error event after the 200."""
+    return {
+        "status_code": error.status,
+        "code": error.code,
+        "message": str(error),
+        "retryable": is_retryable(error),
+        "num_delivered_tokens": num_delivered_tokens,
+    }

@@ -1,0 +1,143 @@
+"""Deliver the backend's outputs to open sessions, by session id; drop and count what belongs to nobody.
+
+Runs in PROCESS 1: the backend client's reader thread delivers, one request thread reads each stream. A stream's ids
+are buffered whole (at most a context of them): a row is never paused for a slow reader. Knows ids and ends, no text,
+no HTTP.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+
+from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, SequenceOutput
+
+MAX_ENDED_SESSIONS = 4096
+"""Sessions remembered after their end, to tell late ids from foreign ones."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a stream has for its reader: ids in order, and the end when there is one."""
+
+    token_ids: tuple[int, ...]
+    finished: Finished | None
+
+
+_BROKEN = Finished(
+    reason=FinishReason.ERROR,
+    num_completion_tokens=0,
+    timing=NO_TIMING,
+    error=ErrorInfo("generation_failed", "An output did not fit its stream."),
+)
+
+
+class SessionStream:
+    """One session's ids, from the reader thread to the request thread that sends them on."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self._condition = threading.Condition()
+        self._token_ids: list[int] = []
+        self._num_read = 0
+        self._finished: Finished | None = None
+        self._epoch: int | None = None
+
+    def read(self, timeout_seconds: float | None = None) -> Delivery | None:
+        """Return everything that has come since the last call; block for the first id or the end.
+
+        The very first id is returned alone, so that it leaves at once. Returns None if nothing came in time.
+        """
+        with self._condition:
+            if not self._condition.wait_for(self._has_news, timeout_seconds):
+                return None
+            end = 1 if self._num_read == 0 else len(self._token_ids)
+            token_ids = tuple(self._token_ids[self._num_read : end])
+            self._num_read += len(token_ids)
+            is_read_up = self._num_read == len(self._token_ids)
+            return Delivery(token_ids, self._finished if is_read_up else None)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids delivered so far."""
+        return self._token_ids
+
+    def deliver(self, output: SequenceOutput) -> bool:
+        """Take an output that fits (next index, same row owner); return False if it is not this stream's next one."""
+        with self._condition:
+            if output.index != len(self._token_ids) or self._epoch not in (None, output.epoch):
+                return False
+            self._epoch = output.epoch
+            self._token_ids.extend(output.token_ids)
+            self._finished = output.finished
+            self._condition.notify()
+            return True
+
+    def end(self, finished: Finished) -> None:
+        """End the stream for a reason of this worker's own."""
+        with self._condition:
+            self._finished = finished
+            self._condition.notify()
+
+    def _has_news(self) -> bool:
+        return len(self._token_ids) > self._num_read or self._finished is not None
+
+
+class OutputRouter:
+    """Hold the open sessions. Invariant: a session that has its terminal event is not open any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._streams: dict[str, SessionStream] = {}
+        self._ended: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self.late_tokens = 0
+        self.foreign_tokens = 0
+
+    def open(self, session_id: str) -> SessionStream:
+        """Open a session before its Submit crosses."""
+        stream = SessionStream(session_id)
+        with self._lock:
+            self._streams[session_id] = stream
+        return stream
+
+    def deliver(self, output: SequenceOutput) -> None:
+        """Hand an output to its session, or count its ids as late or foreign."""
+        with self._lock:
+            stream = self._streams.get(output.session_id)
+            if stream is None:
+                if output.session_id in self._ended:
+                    self.late_tokens += len(output.token_ids)
+                else:
+                    self.foreign_tokens += len(output.token_ids)
+                return
+            if output.finished is not None:
+                self._close(output.session_id)
+        if not stream.deliver(output):
+            self.foreign_tokens += len(output.token_ids)
+            self.close(output.session_id)
+            stream.end(_BROKEN)
+
+    def close(self, session_id: str, finished: Finished | None = None) -> None:
+        """Close a session; its reader gets `finished` if it is given."""
+        with self._lock:
+            stream = self._streams.get(session_id)
+            self._close(session_id)
+        if stream is not None and finished is not None:
+            stream.end(finished)
+
+    @property
+    def num_open(self) -> int:
+        """Sessions that have no terminal event yet."""
+        return len(self._streams)
+
+    def open_streams(self) -> list[SessionStream]:
+        """Return the open sessions' streams."""
+        with self._lock:
+            return list(self._streams.values())
+
+    def _close(self, session_id: str) -> None:
+        if self._streams.pop(session_id, None) is not None:
+            self._ended[session_id] = None
+            if len(self._ended) > MAX_ENDED_SESSIONS:
+                self._ended.popitem(last=False)

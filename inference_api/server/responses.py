@@ -1,0 +1,60 @@
+"""Turn results and errors of the native routes into Flask responses: JSON errors, raw text streams, event streams.
+
+Runs in PROCESS 1. One handler a surface: inner code raises, `error_response` converts. A stream that breaks is never
+made to look complete: raw routes break the connection, event routes send an error event.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from flask import Response
+
+from inference_api.errors import InferenceApiError, UnavailableError
+
+STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+"""Ask middle boxes not to buffer or rewrite a stream (nginx's proxy module; RFC 9111 section 5.2.2.6)."""
+
+
+def json_response(status: int, body: object) -> Response:
+    """Return a JSON response."""
+    return Response(json.dumps(body), status, content_type="application/json")
+
+
+def error_response(error: InferenceApiError) -> Response:
+    """Return the native error body, `{"status_code": n, "message": text}`, with the code in a header."""
+    response = json_response(error.status, {"status_code": error.status, "message": str(error)})
+    response.headers["X-Error-Code"] = error.code
+    if isinstance(error, UnavailableError) and error.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
+    return response
+
+
+def stream_response(chunks: Iterator[bytes], close: Callable[[], None], *, buffered: bool) -> Response:
+    """Return a chunked 200; `close` runs when the response is done, however it ends.
+
+    `buffered` collects the chunks first, for HTTP/1.0, which cannot tell a truncated body from a whole one.
+    """
+    body: Iterable[bytes]
+    if buffered:
+        try:
+            body = [b"".join(chunks)]
+        finally:
+            close()
+        return Response(body, content_type="text/event-stream", headers=STREAM_HEADERS)
+    response = Response(chunks, content_type="text/event-stream", headers=STREAM_HEADERS)
+    response.call_on_close(close)
+    return response
+
+
+def break_connection(error: InferenceApiError) -> BrokenPipeError:
+    """Return the exception that makes gunicorn drop the connection without the last chunk and without a traceback."""
+    return BrokenPipeError(errno.EPIPE, f"stream broken: {error.code}")
+
+
+def event(name: str, data: object) -> bytes:
+    """Return one server-sent event with a JSON data line (WHATWG HTML, section 9.2)."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

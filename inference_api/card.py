@@ -5,8 +5,10 @@ Called by the supervisor once the backend is ready. Knows the settings and the R
 
 from __future__ import annotations
 
+import http.client
 import sys
 import time
+from http import HTTPStatus
 from typing import TextIO
 
 import jwt
@@ -14,6 +16,9 @@ import jwt
 from inference_api import __version__
 from inference_api.config import Settings
 from inference_api.messages import Ready
+
+READY_SECONDS = 30.0
+RETRY_SECONDS = 0.02
 
 TOKEN_SECONDS = 86400
 """Life of the token in the card's curl."""
@@ -49,10 +54,32 @@ def format_card(
     return "\n".join(lines) + "\n"
 
 
+def wait_until_served(address: tuple[str, int], timeout_seconds: float) -> bool:
+    """Ask /health at the public address until it says 200; return False if it never does.
+
+    For the start only: the listening sockets are open already, so that most of the wait is one blocking answer.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        connection = http.client.HTTPConnection(*address, timeout=timeout_seconds)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == HTTPStatus.OK:
+                return True
+        except OSError:
+            continue
+        finally:
+            connection.close()
+        time.sleep(RETRY_SECONDS)
+    return False
+
+
 def print_card(
     settings: Settings, ready: Ready, *, proxy: tuple[str, int] | None, secret: str | None, out: TextIO | None = None
 ) -> None:
-    """Print the card on standard output, the last thing that a start prints."""
+    """Print the card on standard output, once the service answers: the last thing that a start prints."""
+    if not wait_until_served(proxy or (settings.bind, settings.port), READY_SECONDS):
+        sys.stderr.write(f"WARNING: /health did not answer 200 within {READY_SECONDS:g} seconds\n")
     stream = sys.stdout if out is None else out
     stream.write(format_card(settings, ready, proxy=proxy, secret=secret, now=time.time()))
     stream.flush()

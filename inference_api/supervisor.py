@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import logging
 import os
 import secrets
@@ -21,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -239,7 +241,10 @@ class Supervisor:
         self._set_timer("watchdog", self._settings.watchdog_seconds, self._kill_hung_backend)
         logger.info("backend is ready after %.1f s", time.monotonic() - self._began)
         if not self._was_ready and not self._backend_only:
-            print_card(self._settings, ready, proxy=self._proxy_address, secret=jwt_secret())
+            card = functools.partial(
+                print_card, self._settings, ready, proxy=self._proxy_address, secret=jwt_secret()
+            )
+            threading.Thread(target=card, name="card", daemon=True).start()
         self._was_ready = True
 
     def _kill_hung_backend(self) -> None:

@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from inference_api.config import Settings
+from inference_api.config import Settings, jwt_secret
 from inference_api.errors import ForbiddenError, SettingError, UnauthenticatedError
-from proxy.auth import AuthError, Claims, verify_assertion
+from proxy.auth import AuthError, Claims, derive_internal_key, verify_assertion
 
 ASSERTION_HEADER = "X-Internal-Assertion"
 _REQUEST_ID = re.compile(r"req_[0-9a-f]{32}")
@@ -60,9 +60,16 @@ def choose_request_id(proposed: str | None) -> str:
 
 
 def read_internal_key(settings: Settings) -> bytes:
-    """Return the key of the proxy's assertions from the settings or the key file; raise SettingError if it is weak."""
+    """Return the key of the proxy's assertions; raise SettingError if it is weak.
+
+    It is INTERNAL_AUTH_KEY, or in INTERNAL_AUTH_KEY_FILE; for a server and a proxy that were started by hand with
+    nothing but JWT_SECRET it is derived from that; otherwise it is in the run folder, where the supervisor made it.
+    """
     if settings.internal_auth_key:
         return settings.internal_auth_key.encode()
+    secret = jwt_secret()
+    if secret and not settings.internal_auth_key_file:
+        return derive_internal_key(secret.encode())
     path: Path = settings.key_path
     try:
         key = path.read_bytes().strip()

@@ -26,14 +26,26 @@ class Child:
         self._process = process
 
     @classmethod
-    def start(cls, name: str, command: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Self:
+    def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        stdout: int | None = None,
+    ) -> Self:
         """Start a Python program (`command` is what follows `python`) that ends when this process ends.
 
-        It has a process group of its own, so that Ctrl-C in the terminal does not reach it.
+        It has a process group of its own, so that Ctrl-C in the terminal does not reach it. `stdout` is a descriptor.
         """
         wrapper = [sys.executable, "-m", "inference_api.child", str(os.getpid()), sys.executable, *command]
         process = subprocess.Popen(  # noqa: S603 - our own programs
-            wrapper, env=dict(environ), pass_fds=pass_fds, process_group=0, stdin=subprocess.DEVNULL
+            wrapper,
+            env=dict(environ),
+            pass_fds=pass_fds,
+            process_group=0,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
         )
         return cls(name, process)
 

@@ -11,6 +11,7 @@
     │   ├── ForbiddenError            403 identity without the scope
     │   ├── NotFoundError             404 unknown, or another tenant's
     │   ├── AbortedError              409 ended by DELETE
+    │   │   └── ClientLeftError       nobody is there to read an answer
     │   └── BodyTooLargeError         413
     └── UnavailableError              not the caller's fault, worth a retry
         ├── OverloadedError           503 the input queue is full
@@ -94,6 +95,12 @@ class AbortedError(RequestError):
 
     code = "aborted"
     status = 409
+
+
+class ClientLeftError(AbortedError):
+    """End a request whose client has sent FIN: nothing is written to it any more."""
+
+    code = "client_left"
 
 
 class BodyTooLargeError(RequestError):

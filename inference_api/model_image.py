@@ -184,13 +184,15 @@ def write_token_table(folder: Path, token_bytes: Sequence[bytes], special_ids: S
 def replacing(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside `target` that takes its name at the end; after an exception nothing is left of it.
 
-    The rename is atomic. When another process was faster and its folder cannot be replaced, that folder stays.
+    The rename is atomic. A whole image that another start has put there meanwhile stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.partial-", dir=target.parent))
     try:
         folder.chmod(0o755)
         yield folder
+        if _is_whole(target):
+            return
         if target.exists():
             aside = folder.with_name(f"{folder.name}.old")
             target.rename(aside)
@@ -200,6 +202,14 @@ def replacing(target: Path) -> Iterator[Path]:
             folder.rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        ModelImage.open(path)
+    except ModelError:
+        return False
+    return True
 
 
 def file_sha256(path: Path) -> str:
@@ -233,17 +243,14 @@ def build_mock_image(cache: Path) -> ModelImage:
     Ids 0 to 255 are the bytes, then come MOCK_SPECIALS. There are no weights and no config. Safe against two starts.
     """
     target = cache / f"mock-v{FORMAT_VERSION}"
-    try:
-        return ModelImage.open(target)
-    except ModelError:
-        pass  # absent, or broken: built below
-    try:
-        with replacing(target) as folder:
-            _write_mock_files(folder)
-    except OSError:
-        if not target.is_dir():
-            raise
-        # Another process renamed its own folder first; the two are alike.
+    if not _is_whole(target):
+        try:
+            with replacing(target) as folder:
+                _write_mock_files(folder)
+        except OSError:
+            if not target.is_dir():
+                raise
+            # Another process renamed its own folder first; the two are alike.
     return ModelImage.open(target)
 
 

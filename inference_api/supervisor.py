@@ -20,8 +20,8 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from types import FrameType
 from inference_api.card import print_card
 from inference_api.child import Child
 from inference_api.config import Settings, child_environ, jwt_secret
-from inference_api.errors import InferenceApiError, ModelError, SettingError
+from inference_api.errors import InferenceApiError, SettingError
 from inference_api.messages import Drain, Drained, Fatal, Heartbeat, Loading, Ready, StatusMessage, Stop
 from inference_api.model_image import build_mock_image
 from inference_api.queues import Connection, ConnectionLostError, listen, make_private_dir
@@ -43,6 +43,8 @@ MAX_START_DEATHS = 3
 
 BACKOFF_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Waits before a restart, by the number of failed starts in a row; the last one repeats."""
+
+LISTEN_BACKLOG = 2048
 
 STOP_SECONDS = 2.0
 """Time between the polite signal and SIGKILL."""
@@ -64,7 +66,8 @@ class Supervisor:
         self._failed_starts = 0
         self._stopping = False
         self._exit_status = 0
-        self._fronts: dict[str, Callable[[], Child]] = {}
+        self._fronts: dict[str, tuple[socket.socket, Callable[[], Child]]] = {}
+        self._grace_until = 0.0
         self._cleanup = contextlib.ExitStack()
         self._began = time.monotonic()
 
@@ -73,15 +76,12 @@ class Supervisor:
         with self._cleanup:
             self._prepare_run_dir()
             self._watch_signals()
-            self._link_image()
             self._listener = listen(self._settings.socket_path)
             self._cleanup.callback(self._listener.close)
-            self._start_backend()
-            if self._status_fd is not None:
-                os.write(self._status_fd, b"1")
-            else:
-                self._start_fronts()
-            while self._children:
+            if not self._backend_only:
+                self._bind_fronts()
+            self._start_image()
+            while self._children or self._timers:
                 self._wait()
         return self._exit_status
 
@@ -105,23 +105,41 @@ class Supervisor:
             key_path.write_text(secrets.token_hex(32))
         self._write_failed_restarts(0)
 
-    def _link_image(self) -> None:
-        """Prepare the model image in a process of its own, and link it where every other process looks for it."""
+    def _start_image(self) -> None:
+        """Have the model image prepared, in a process of its own; the rest starts when it is there."""
         if self._settings.engine == "mock":
-            image_path = build_mock_image(self._settings.cache_path).path
-        else:
-            command = [sys.executable, "-m", "inference_api.prepare", "--cache", str(self._settings.cache_path)]
-            if self._settings.model:
-                command += ["--model", self._settings.model]
-            prepare = subprocess.run(  # noqa: S603 - our own module
-                command, stdout=subprocess.PIPE, check=False, text=True
-            )
-            if prepare.returncode != 0:
-                raise ModelError("the model image could not be prepared")
-            image_path = Path(prepare.stdout.strip())
+            self._start_on_image(build_mock_image(self._settings.cache_path).path)
+            return
+        command = ["-m", "inference_api.prepare", "--cache", str(self._settings.cache_path)]
+        if self._settings.model:
+            command += ["--model", self._settings.model]
+        output = self._cleanup.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+
+        def prepared(status: int) -> None:
+            if self._stopping:
+                self._stop_children()
+                return
+            if status != 0:  # prepare has said why
+                self._exit_status = 1
+                return
+            output.seek(0)
+            self._start_on_image(Path(output.read().decode().strip()))
+
+        self._add_child(
+            Child.start("prepare", command, child_environ(self._settings), stdout=output.fileno()), prepared
+        )
+
+    def _start_on_image(self, image_path: Path) -> None:
+        """Link the image where every process looks for it, then start them."""
         link = self._settings.image_link
         link.unlink(missing_ok=True)
         link.symlink_to(image_path)
+        self._start_backend()
+        if self._status_fd is not None:
+            os.write(self._status_fd, b"1")
+        for name, (listener, _) in self._fronts.items():
+            listener.listen(LISTEN_BACKLOG)
+            self._start_front(name)
 
     def _watch_signals(self) -> None:
         """Turn SIGTERM and SIGINT into selector events; the handlers themselves do nothing."""
@@ -154,39 +172,43 @@ class Supervisor:
         self._selector.register(control, selectors.EVENT_READ, lambda: self._read_status(control))
         self._add_child(child, self._backend_exited)
 
-    def _start_fronts(self) -> None:
-        """Bind the public ports, then start gunicorn and the proxy on them."""
+    def _bind_fronts(self) -> None:
+        """Take the public ports, so that a taken one is told before anything else starts, and say what runs on them."""
         settings = self._settings
         web = self._bind_port(settings.bind, settings.port, "INFERENCE_API_PORT")
         command = ["-m", "gunicorn", "--config", "python:inference_api.server.gunicorn_settings"]
         command += ["--bind", f"fd://{web.fileno()}"]
-        self._fronts["gunicorn"] = lambda: Child.start(
-            "gunicorn", command, child_environ(settings), pass_fds=(web.fileno(),)
+        self._fronts["gunicorn"] = (
+            web,
+            lambda: Child.start("gunicorn", command, child_environ(settings), pass_fds=(web.fileno(),)),
         )
-        if self._proxy_address is not None:
-            host, port = self._proxy_address
-            public = self._bind_port(host, port, "the proxy's port")
-            proxy_command = ["-m", "proxy.proxy", "--fd", str(public.fileno()), "--bind", host]
-            proxy_command += ["--port", str(port), "--hostname", f"http://{settings.bind}:{settings.port}"]
-            extra = {"JWT_SECRET": jwt_secret() or ""}
-            if not settings.internal_auth_key:
-                extra["INTERNAL_AUTH_KEY_FILE"] = str(settings.key_path)
-            self._fronts["proxy"] = lambda: Child.start(
-                "proxy", proxy_command, child_environ(settings, **extra), pass_fds=(public.fileno(),)
-            )
-        for name in self._fronts:
-            self._start_front(name)
+        if self._proxy_address is None:
+            return
+        host, port = self._proxy_address
+        public = self._bind_port(host, port, "the proxy's port")
+        proxy_command = ["-m", "proxy.proxy", "--fd", str(public.fileno()), "--bind", host, "--port", str(port)]
+        proxy_command += ["--hostname", f"http://{settings.bind}:{settings.port}"]
+        extra = {"JWT_SECRET": jwt_secret() or ""}
+        if not settings.internal_auth_key:
+            extra["INTERNAL_AUTH_KEY_FILE"] = str(settings.key_path)
+        self._fronts["proxy"] = (
+            public,
+            lambda: Child.start("proxy", proxy_command, child_environ(settings, **extra), pass_fds=(public.fileno(),)),
+        )
 
     def _start_front(self, name: str) -> None:
-        self._add_child(self._fronts[name](), lambda status: self._front_exited(name, status))
+        _, start = self._fronts[name]
+        self._add_child(start(), lambda status: self._front_exited(name, status))
 
     def _bind_port(self, host: str, port: int, name: str) -> socket.socket:
+        """Bind without listening: until the service starts, connections are refused."""
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._cleanup.callback(listener.close)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family, backlog=2048)
+            listener.bind((host, port))
         except OSError as error:
             raise SettingError(f"{name}: cannot listen on {host}:{port}: {error.strerror}; take another port") from None
-        self._cleanup.callback(listener.close)
         return listener
 
     def _add_child(self, child: Child, on_exit: Callable[[int], None]) -> None:
@@ -241,9 +263,7 @@ class Supervisor:
         self._set_timer("watchdog", self._settings.watchdog_seconds, self._kill_hung_backend)
         logger.info("backend is ready after %.1f s", time.monotonic() - self._began)
         if not self._was_ready and not self._backend_only:
-            card = functools.partial(
-                print_card, self._settings, ready, proxy=self._proxy_address, secret=jwt_secret()
-            )
+            card = functools.partial(print_card, self._settings, ready, proxy=self._proxy_address, secret=jwt_secret())
             threading.Thread(target=card, name="card", daemon=True).start()
         self._was_ready = True
 
@@ -288,6 +308,7 @@ class Supervisor:
         if self._stopping:
             grace_seconds = 0.0
         self._stopping = True
+        self._grace_until = time.monotonic() + grace_seconds
         for name in ("restart", "watchdog", *(f"restart {front}" for front in self._fronts)):
             self._timers.pop(name, None)
         if "backend" not in self._children or grace_seconds <= 0:
@@ -297,15 +318,17 @@ class Supervisor:
         self._set_timer("grace", grace_seconds, self._stop_children)
 
     def _stop_children(self) -> None:
-        """End the children, politely first: the backend's streams end before their readers do."""
-        if "stop" in self._timers:
+        """End the children, politely first. What is computed may still be read until the grace is over."""
+        if not self._children:
+            self._timers.clear()
+        if not self._children or "stop" in self._timers:
             return
         self._timers.pop("grace", None)
         self._tell_backend(Stop())
-        for name in self._fronts:
+        for name in ("prepare", *self._fronts):
             if name in self._children:
                 self._children[name].terminate()
-        self._set_timer("stop", STOP_SECONDS, self._kill_children)
+        self._set_timer("stop", max(STOP_SECONDS, self._grace_until - time.monotonic()), self._kill_children)
 
     def _kill_children(self) -> None:
         for child in self._children.values():

@@ -21,6 +21,7 @@ class Admission:
         self._lock = threading.Lock()
         self._num_requests = 0
         self._num_waiting_tokens = 0
+        self._num_refused = 0
         self._request_seconds = 1.0
         self._draining = False
 
@@ -28,10 +29,12 @@ class Admission:
         """Take a place for a prompt of `num_tokens`; return how many wait before it, or why there is no place."""
         with self._lock:
             if self._draining:
+                self._num_refused += 1
                 return RefusalReason.DRAINING
             waiting_tokens = self._num_waiting_tokens + num_tokens
             too_many_tokens = self._num_waiting_tokens > 0 and waiting_tokens > self._max_waiting_tokens
             if self._num_requests >= self._max_requests or too_many_tokens:
+                self._num_refused += 1
                 return RefusalReason.QUEUE_FULL
             place = max(0, self._num_requests - self._num_rows + 1)
             self._num_requests += 1
@@ -64,6 +67,11 @@ class Admission:
     def num_requests(self) -> int:
         """Places taken: running and waiting requests."""
         return self._num_requests
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that got no place, since the start."""
+        return self._num_refused
 
     def eta_seconds(self, place: int) -> float:
         """Estimate the wait of place `place`: rows free up one after another at the mean rate of recent requests."""

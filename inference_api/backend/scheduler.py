@@ -161,6 +161,7 @@ class Scheduler:
 
     def _submit(self, worker: str, submit: Submit, now: float) -> None:
         sequence = Generation(submit, worker, now)
+        sequence.recall(self._rules.token_bytes[token_id] for token_id in submit.token_ids[submit.num_prompt_tokens :])
         self._waiting.append(sequence)
         self._by_request.setdefault((submit.tenant, submit.request_id), []).append(sequence)
         self._metrics["requests"] += 1
@@ -263,5 +264,8 @@ class Scheduler:
             num_rows_in_use=len(self._running),
             rows=rows,
             request=request,
-            metrics=dict(self._metrics) if query.kind is QueryKind.METRICS else {},
+            metrics=self._figures() if query.kind is QueryKind.METRICS else {},
         )
+
+    def _figures(self) -> dict[str, float]:
+        return {**self._metrics, "refused": self._admission.num_refused}

@@ -7,6 +7,7 @@ of rows' contents, engines or connections; the scheduler decides, a Sequence rem
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from inference_api.messages import ErrorInfo, Finished, FinishReason, Submit, Timing
 from inference_api.stop import StopMatcher
@@ -60,22 +61,29 @@ class Sequence:
     @property
     def deadline(self) -> float:
         """The time at which this sequence fails unless it moves on."""
-        total = self.arrived_at + self.submit.total_seconds
-        if self.status is SequenceStatus.WAITING:
-            total = min(total, self.arrived_at + self.submit.queue_seconds)
-        if self.first_token_at is None:
-            total = min(total, self.arrived_at + self.submit.first_token_seconds)
-        return total
+        return self.arrived_at + self._next_limit[0]
 
     @property
     def deadline_text(self) -> str:
         """Name the limit that `deadline` stands for."""
-        submit, deadline = self.submit, self.deadline - self.arrived_at
-        if self.status is SequenceStatus.WAITING and deadline == submit.queue_seconds:
-            return f"No row became free within {submit.queue_seconds:g} seconds."
-        if self.first_token_at is None and deadline == submit.first_token_seconds:
-            return f"The first token took longer than {submit.first_token_seconds:g} seconds."
-        return f"The request took longer than {submit.total_seconds:g} seconds."
+        seconds, text = self._next_limit
+        return f"{text} {seconds:g} seconds."
+
+    @property
+    def _next_limit(self) -> tuple[float, str]:
+        """The limit that comes first, in seconds after arrival, and what to say when it is over."""
+        submit = self.submit
+        limits = [(submit.total_seconds, "The request took longer than")]
+        if self.first_token_at is None:
+            limits.append((submit.first_token_seconds, "The first token took longer than"))
+        if self.status is SequenceStatus.WAITING:
+            limits.append((submit.queue_seconds, "No row became free within"))
+        return min(limits, key=lambda limit: limit[0])
+
+    def recall(self, known_bytes: Iterable[bytes]) -> None:
+        """Let the stop search see the output that an earlier attempt delivered: a stop may begin in it."""
+        for token_bytes in known_bytes:
+            self._matcher.feed(token_bytes)
 
     def start(self, row: int, epoch: int, now: float) -> None:
         """Take a row; nothing is computed there yet."""

@@ -5,7 +5,6 @@ Runs once in the decode thread. Knows the engine's contract only.
 
 from __future__ import annotations
 
-import statistics
 import time
 
 from inference_api.backend.engines.base import Engine, PrefillBudget, RowPlan, SampleSpec, StepPlan
@@ -20,62 +19,53 @@ MAX_STEP_RATIO = 2.0
 MAX_IDLE_STEP_SECONDS = 0.5
 """A step that only prefills may take this long: heartbeats and aborts wait for it."""
 
+NUM_DECODE_STEPS = 4
+"""Decode steps that are timed; the fastest counts, because noise only ever adds."""
+
 _PARAMS = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, seed=0)
-_PROMPT_TOKENS = 16
 
 
 def warm_up(engine: Engine, chunk_tokens: int = 0) -> PrefillBudget:
     """Run every kind of step; return the budget that was measured, or `chunk_tokens` for both if it is set.
 
-    Every row but the last decodes while the last one prefills; all rows are released at the end.
+    Every row but the last decodes while the last one prefills; every step starts its rows anew, and all are released
+    at the end.
     """
-    info = engine.info
-    prompt_tokens = min(_PROMPT_TOKENS, info.context_tokens // 4)
-    decoding = range(max(1, info.num_rows - 1))
-    for row in decoding:
-        _run(engine, [_row_plan(row, 0, prompt_tokens)])
-    position = prompt_tokens
-    seconds = []
-    for _ in range(3):
-        seconds.append(_run(engine, [_row_plan(row, position, 1) for row in decoding]))
-        position += 1
-    decode_seconds = statistics.median(seconds)
-    budget = PrefillBudget(chunk_tokens, chunk_tokens)
-    if not chunk_tokens:
-        budget = PrefillBudget(
-            _largest_chunk(engine, MAX_STEP_RATIO * decode_seconds, position),
-            _largest_chunk(engine, MAX_IDLE_STEP_SECONDS, None),
-        )
-    for row in range(info.num_rows):
-        engine.release(row)
-    return budget
+    decode_seconds = min(_step_seconds(engine, 0, decoding=True) for _ in range(NUM_DECODE_STEPS))
+    if chunk_tokens:
+        _step_seconds(engine, min(chunk_tokens, engine.info.context_tokens - 1), decoding=True)
+        return PrefillBudget(chunk_tokens, chunk_tokens)
+    return PrefillBudget(
+        beside_tokens=_largest_chunk(engine, MAX_STEP_RATIO * decode_seconds, decoding=True),
+        alone_tokens=_largest_chunk(engine, MAX_IDLE_STEP_SECONDS, decoding=False),
+    )
 
 
-def _largest_chunk(engine: Engine, max_seconds: float, position: int | None) -> int:
-    """Try chunks in the last row, beside rows that decode at `position` if it is given, until a step is too slow."""
-    last_row = engine.info.num_rows - 1
+def _largest_chunk(engine: Engine, max_seconds: float, *, decoding: bool) -> int:
+    """Try chunks, alone or beside decoding rows, until a step is too slow twice: one measurement may be noise."""
     chosen = CHUNK_CANDIDATES[0]
     for chunk in CHUNK_CANDIDATES:
         if chunk >= engine.info.context_tokens:
             break
-        plans = []
-        if position is not None:
-            plans = [_row_plan(row, position, 1) for row in range(last_row)]
-            position += 1
-        engine.release(last_row)
-        if _run(engine, [*plans, _row_plan(last_row, 0, chunk)]) > max_seconds:
+        if not any(_step_seconds(engine, chunk, decoding=decoding) <= max_seconds for _ in range(2)):
             break
         chosen = chunk
     return chosen
 
 
-def _row_plan(row: int, start: int, num_tokens: int) -> RowPlan:
-    sample = SampleSpec(_PARAMS, 0, start + num_tokens, _PROMPT_TOKENS)
-    return RowPlan(row, start, (0,) * num_tokens, sample)
-
-
-def _run(engine: Engine, plans: list[RowPlan]) -> float:
-    """Execute a step; return its seconds."""
+def _step_seconds(engine: Engine, chunk: int, *, decoding: bool) -> float:
+    """Time a step: one id in every row but the last if `decoding`, `chunk` ids in the last; release the rows."""
+    last_row = engine.info.num_rows - 1
+    plans = [_row_plan(row, 1) for row in range(last_row)] if decoding else []
+    if chunk or not plans:
+        plans.append(_row_plan(last_row, max(1, chunk)))
     began = time.perf_counter()
     engine.execute(StepPlan(tuple(plans)))
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    for plan in plans:
+        engine.release(plan.row)
+    return seconds
+
+
+def _row_plan(row: int, num_tokens: int) -> RowPlan:
+    return RowPlan(row, 0, (0,) * num_tokens, SampleSpec(_PARAMS, 0, num_tokens, num_tokens))

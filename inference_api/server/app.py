@@ -13,7 +13,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from inference_api.config import Settings
-from inference_api.errors import BodyTooLargeError, InferenceApiError, NotFoundError, SettingError
+from inference_api.errors import BodyTooLargeError, ClientLeftError, InferenceApiError, NotFoundError, SettingError
 from inference_api.model_image import ModelImage
 from inference_api.server.backend_client import BackendClient
 from inference_api.server.chat_template import ChatTemplate
@@ -24,7 +24,7 @@ from inference_api.server.identity import ASSERTION_HEADER, Identity, choose_req
 from inference_api.server.inspection import make_inspection_blueprint
 from inference_api.server.native import make_native_blueprint
 from inference_api.server.output_router import OutputRouter
-from inference_api.server.responses import error_response, json_response
+from inference_api.server.responses import error_response, json_response, unwritten_response
 from inference_api.server.tokenizer import Tokenizer
 from inference_api.server.validation import NativeLimits
 
@@ -91,6 +91,7 @@ def create_app(context: ServerContext, identity: Identity) -> Flask:
     app.before_request(lambda: _identify(identity))
     app.after_request(_add_call_headers)
     app.register_error_handler(InferenceApiError, error_response)
+    app.register_error_handler(ClientLeftError, unwritten_response)
     app.register_error_handler(HTTPException, lambda error: _http_error(error, context.settings))
     app.register_error_handler(Exception, _unexpected_error)
     return app

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import threading
 from collections.abc import Iterator
 
 from inference_api.errors import (
     AbortedError,
     BackendLostError,
+    ClientLeftError,
     DeadlineError,
     GenerationError,
     InferenceApiError,
@@ -51,23 +53,28 @@ class Generation:
         self._submit: Submit | None = None
         self._stream: SessionStream | None = None
         self._watch: int | None = None
+        self._client_left = threading.Event()
         self._finished: Finished | None = None
 
     def start(self, submit: Submit, client_socket: socket.socket | None) -> None:
         """Submit, and abort as soon as the client leaves; raises what BackendClient.submit raises."""
         self._submit = submit
         if client_socket is not None:
-            self._watch = self._watcher.watch(
-                client_socket, lambda: self._client.abort(submit.request_id, submit.tenant)
-            )
+            self._watch = self._watcher.watch(client_socket, self._on_client_left)
         try:
             self._stream, _ = self._client.submit(submit)
+            if self._client_left.is_set():
+                # The first Abort may have overtaken the Submit, and then it ended nothing.
+                self._abort()
         except BaseException:
             self._forget_client()
             raise
 
     def next_piece(self, timeout_seconds: float | None = None) -> Piece | None:
-        """Block for new text or the end; None if neither came in time. Not to be called after the end."""
+        """Block for new text or the end; None if neither came in time. Not to be called after the end.
+
+        Raises ClientLeftError once the generation has ended because its client left.
+        """
         if self._stream is None:
             raise RuntimeError("the generation has not been started")
         delivery = self._stream.read(timeout_seconds)
@@ -76,6 +83,8 @@ class Generation:
         text = self._text_stop.feed(self._decoder.decode(delivery.token_ids))
         if delivery.finished is not None:
             self._finished = delivery.finished
+            if delivery.finished.reason is FinishReason.ABORT and self._client_left.is_set():
+                raise ClientLeftError("The client left.")
             text += self._text_stop.feed(self._decoder.flush()) + self._text_stop.flush()
         return Piece(text, delivery.finished)
 
@@ -85,28 +94,43 @@ class Generation:
         return 0 if self._stream is None else len(self._stream.token_ids)
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield pieces up to the end; raise the error that ended the generation, if one did."""
+        """Yield pieces up to the end; raise the error that ended the generation, if one did, after its last text."""
         while True:
             piece = self.next_piece()
             if piece is None:
                 continue
-            if piece.finished is not None:
+            if piece.finished is not None and is_failure(piece.finished):
+                if piece.text:
+                    yield Piece(piece.text, None)
                 raise_if_failed(piece.finished)
+            if piece.text or piece.finished is not None:
                 yield piece
+            if piece.finished is not None:
                 return
-            if piece.text:
-                yield piece
 
     def close(self) -> None:
         """Forget the client's socket; abort the generation if it has not ended."""
         self._forget_client()
-        if self._finished is None and self._submit is not None:
+        if self._finished is None:
+            self._abort()
+
+    def _on_client_left(self) -> None:
+        self._client_left.set()
+        self._abort()
+
+    def _abort(self) -> None:
+        if self._submit is not None:
             self._client.abort(self._submit.request_id, self._submit.tenant)
 
     def _forget_client(self) -> None:
         if self._watch is not None:
             self._watcher.forget(self._watch)
             self._watch = None
+
+
+def is_failure(finished: Finished) -> bool:
+    """Tell whether a terminal event is something else than an honest end of the text."""
+    return finished.error is not None or finished.reason is FinishReason.ABORT
 
 
 def raise_if_failed(finished: Finished) -> None:

@@ -18,6 +18,7 @@ from inference_api.server.output_router import OutputRouter
 
 _COUNTERS = {
     "requests": "Requests that took a place in the input queue.",
+    "refused": "Requests that got no place in it.",
     "prompt_tokens": "Prompt tokens of those requests.",
     "completion_tokens": "Tokens made and sent.",
     "discarded_tokens": "Tokens computed and never sent.",

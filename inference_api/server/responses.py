@@ -55,6 +55,16 @@ def break_connection(error: InferenceApiError) -> BrokenPipeError:
     return BrokenPipeError(errno.EPIPE, f"stream broken: {error.code}")
 
 
+def unwritten_response(error: InferenceApiError) -> Response:
+    """Return a response of which not even the head is sent, for a client that has left."""
+
+    def chunks() -> Iterator[bytes]:
+        raise break_connection(error)
+        yield b""
+
+    return Response(chunks())
+
+
 def event(name: str, data: object) -> bytes:
     """Return one server-sent event with a JSON data line (WHATWG HTML, section 9.2)."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple, Protocol
 import tokenizers
 
 from inference_api.errors import ModelError
+from inference_api.model_image import byte_level_alphabet
 from inference_api.server.validation import refuse_lone_surrogates
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
+_BYTE_OF_CHAR = {char: byte for byte, char in enumerate(byte_level_alphabet())}
 _REPLACEMENT = "\ufffd"
 
 
@@ -122,7 +124,7 @@ class Tokenizer:
         try:
             return bytes([_BYTE_OF_CHAR[char] for char in piece])
         except KeyError:
-            return piece.encode()  # an added token's text outside the alphabet: the decoder takes it literally
+            return piece.encode()  # an added text outside the alphabet: the decoder takes it as it is
 
     def _hide_controls(self, text: str) -> str:
         return self._control_texts.sub(lambda found: self._aliases[found.group()], text)
@@ -224,7 +226,7 @@ def _shared_length(left: str, right: str) -> int:
 
 
 def _is_control(entry: dict[str, Any]) -> bool:
-    """Tell whether an added token could steer the model; runs of blanks, which some vocabularies add, cannot."""
+    """Tell whether an added text could steer the model; runs of blanks, which some vocabularies add, cannot."""
     return bool(entry["special"]) or not entry["content"].isspace()
 
 
@@ -241,7 +243,7 @@ def _declare(model: dict[str, Any], special_texts: Iterable[str]) -> None:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match the texts as `tokenizers` does: leftmost, then longest. Blanks never match: callers' may lie beside them."""
+    """Match as `tokenizers` does: leftmost, then longest. Never blanks: a caller's may lie in trusted stretches."""
     by_length = sorted((text for text in texts if not text.isspace()), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, by_length)) or "(?!)")
 
@@ -298,17 +300,3 @@ def _decoder_kinds(decoder: dict[str, Any] | None) -> list[str]:
     if decoder["type"] == "Sequence":
         return [kind for inner in decoder["decoders"] for kind in _decoder_kinds(inner)]
     return [str(decoder["type"])]
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Map each character of a byte-level vocabulary to its byte.
-
-    Printable bytes stand for themselves, the others for the characters from U+0100 on: `bytes_to_unicode` in GPT-2,
-    https://github.com/openai/gpt-2/blob/9b63575ef42771a015060c964af2c3da4cf7c8ab/src/encoder.py#L9
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_alphabet()

@@ -1,14 +1,16 @@
 """Start the real service for a test: supervisor, backend with the mock engine, gunicorn, and the proxy if asked.
 
-A test uses it as a context manager; it takes free ports and a run folder of its own, and leaving it proves that every
-process has ended and no socket or lock is left.
+A test uses `running_service` as a context manager; it takes free ports and a run folder of its own, and leaving it
+proves that every process has ended and no lock or socket is left, however the service was stopped. Processes are found
+by the run folder in their environment, so that an orphan is found too. Knows nothing of HTTP beyond a URL; what needs
+bytes, times and FINs is in raw_http.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,15 +18,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import requests
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECRET = "a-secret-for-tests-of-at-least-32-bytes"
+START_SECONDS = {True: 20.0, False: 120.0}
+"""Longest wait for the ready card, with the mock and with the real model."""
+
+SLOW_START = {"INFERENCE_API_ROWS": "2", "INFERENCE_API_PREFILL_CHUNK_TOKENS": "512"}
+"""For a service of a slow rate: the fewer rows and chunk sizes, the shorter its warm-up at that rate."""
+
+Result = TypeVar("Result")
 
 
 def free_port() -> int:
@@ -33,21 +42,23 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def process_tree(pid: int) -> list[int]:
-    """Return the ids of a process and all its descendants that live now."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += process_tree(int(child))
-    return found
-
-
 def command_line(pid: int) -> str:
     """Return a process's command line, blank-separated; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used, user and system (proc_pid_stat(5), fields 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process holds (proc_pid_statm(5), field 2)."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
@@ -59,7 +70,6 @@ class Service:
     proxy_port: int | None
     run_dir: Path
     log: Path
-    session: requests.Session = field(default_factory=requests.Session)
 
     @property
     def url(self) -> str:
@@ -71,33 +81,56 @@ class Service:
         """Address of the proxy."""
         return f"http://127.0.0.1:{self.proxy_port}"
 
-    def pid_of(self, part: str) -> int:
-        """Return the id of the process whose command line holds `part`."""
-        for pid in process_tree(self.process.pid):
-            if part in command_line(pid):
-                return pid
-        raise AssertionError(f"no process of the service runs {part}: {self.log.read_text()}")
-
     @property
     def backend_pid(self) -> int:
         """Id of the decode backend."""
-        return self.pid_of("inference_api.backend.main")
+        return self.pids_of("inference_api.backend.main")[0]
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Ids of the gunicorn workers: the children of its arbiter."""
+        pids = self.pids_of("gunicorn")
+        return [pid for pid in pids if _parent_of(pid) in pids]
+
+    def pids(self) -> list[int]:
+        """Return the ids of every living process of this service, orphans included."""
+        needle = f"INFERENCE_API_RUN_DIR={self.run_dir}\0".encode()
+        return [pid for pid in _all_pids() if needle in _environ_of(pid)]
+
+    def pids_of(self, part: str) -> list[int]:
+        """Return the ids of the service's processes whose command line holds `part`."""
+        return [pid for pid in self.pids() if part in command_line(pid)]
 
     def post(self, path: str, body: object, **options: Any) -> requests.Response:
         """POST a JSON body to the server."""
-        return self.session.post(self.url + path, json=body, timeout=60, **options)
+        return requests.post(self.url + path, json=body, timeout=60, **options)
+
+    def ask(self, path: str, body: object, **options: Any) -> str:
+        """POST a JSON body and return the answer's text; raise AssertionError for any status but 200."""
+        answer = self.post(path, body, **options)
+        assert answer.status_code == 200, answer.text
+        return answer.content.decode()
 
     def get(self, path: str, **options: Any) -> requests.Response:
         """GET from the server."""
-        return self.session.get(self.url + path, timeout=30, **options)
+        return requests.get(self.url + path, timeout=30, **options)
 
     def rows(self) -> dict[str, Any]:
         """Return the answer of /rows."""
         answer: dict[str, Any] = self.get("/rows").json()
         return answer
 
+    def num_rows_in_use(self) -> int:
+        """Return the number of rows that decode or prefill now."""
+        return int(self.rows()["num_rows_in_use"])
+
+    def view(self, request_id: str) -> dict[str, Any]:
+        """Return what GET /v1/requests/<id> says."""
+        answer: dict[str, Any] = self.get(f"/v1/requests/{request_id}").json()
+        return answer
+
     def metric(self, name: str) -> float:
-        """Return one sample of /metrics."""
+        """Return one sample of /metrics, its labels in the name."""
         for line in self.get("/metrics").text.splitlines():
             if line.startswith(name + " "):
                 return float(line.rsplit(" ", 1)[1])
@@ -109,7 +142,7 @@ class Service:
         return self.process.wait(timeout_seconds)
 
 
-def wait_for(condition: Any, timeout_seconds: float, what: str) -> float:
+def wait_for(condition: Callable[[], object], timeout_seconds: float, what: str) -> float:
     """Wait until `condition()` is true; return the seconds it took. For states that another process reaches."""
     began = time.monotonic()
     while not condition():
@@ -123,75 +156,89 @@ def running_service(
     *arguments: str, proxy: bool = False, wait: bool = True, mock: bool = True, **environ: str
 ) -> Iterator[Service]:
     """Run `python -m inference_api.supervisor` with the mock engine until the block ends."""
+    command = [sys.executable, "-m", "inference_api.supervisor", *arguments]
+    command += ["--mock"] if mock else []
+    proxy_port = free_port() if proxy else None
+    command += ["--proxy-port", str(proxy_port)] if proxy else []
+    with running_command(command, environ, own_cache=mock) as service:
+        service.proxy_port = proxy_port
+        if wait:
+            limit = START_SECONDS[mock]
+            log, process = service.log, service.process
+            wait_for(lambda: "Ready http" in log.read_text() or process.poll() is not None, limit, "ready card")
+            assert process.poll() is None, log.read_text()
+        yield service
+
+
+@contextlib.contextmanager
+def running_command(
+    command: Sequence[str], environ: Mapping[str, str], *, own_cache: bool = True
+) -> Iterator[Service]:
+    """Run any program that makes up a service, with settings of its own; end it and look for what it left behind."""
     with tempfile.TemporaryDirectory(prefix="ia-") as folder:
-        port, proxy_port = free_port(), free_port() if proxy else None
+        port = free_port()
         settings: Mapping[str, str] = {
             "INFERENCE_API_PORT": str(port),
             "INFERENCE_API_RUN_DIR": f"{folder}/run",
             "INFERENCE_API_INSECURE_DEV": "1",
-            **({"INFERENCE_API_CACHE_DIR": f"{folder}/cache"} if mock else {}),
+            **({"INFERENCE_API_CACHE_DIR": f"{folder}/cache"} if own_cache else {}),
             "JWT_SECRET": SECRET,
             **environ,
         }
-        command = [sys.executable, "-m", "inference_api.supervisor", *arguments]
-        command += ["--mock"] if mock else []
-        command += ["--proxy-port", str(proxy_port)] if proxy else []
         log = Path(folder) / "log"
         with log.open("wb") as out:
             process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **settings}, stdout=out, stderr=out)
-        service = Service(process, port, proxy_port, Path(folder) / "run", log)
+        service = Service(process, port, None, Path(folder) / "run", log)
         try:
-            if wait:
-                limit = 20.0 if mock else 120.0
-                wait_for(lambda: "Ready http" in log.read_text() or process.poll() is not None, limit, "ready card")
-                assert process.poll() is None, log.read_text()
             yield service
-            tree = process_tree(process.pid) if process.poll() is None else []
         finally:
-            service.session.close()
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                for pid in reversed(process_tree(process.pid)):
-                    os.kill(pid, signal.SIGKILL)
-                process.wait(10)
-                raise AssertionError(f"the service did not end:\n{log.read_text()}") from None
-        left = [pid for pid in tree if "inference_api" in command_line(pid) or "gunicorn" in command_line(pid)]
-        assert not left, f"processes left behind: {[command_line(pid) for pid in left]}"
-        assert not (Path(folder) / "run").exists(), "the run folder was left behind"
+            _end(service)
+        assert not service.run_dir.exists() or process.returncode == -signal.SIGKILL, "the run folder was left behind"
 
 
-class RawStream:
-    """A streaming POST over a plain socket, for tests that need to see bytes, times and FINs."""
-
-    def __init__(self, port: int, path: str, body: object, headers: Mapping[str, str] | None = None) -> None:
-        """Connect and send the request."""
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=60)
-        content = json.dumps(body).encode()
-        lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
-        lines += [f"Content-Length: {len(content)}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
-        self.sock.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
-
-    def read_until(self, needle: bytes) -> bytes:
-        """Read until `needle` has come, or to the end of file; return everything read."""
-        data = b""
-        while needle not in data:
-            part = self.sock.recv(65536)
-            if not part:
-                break
-            data += part
-        return data
-
-    def close(self) -> None:
-        """Close the socket: the server sees FIN."""
-        self.sock.close()
+def _end(service: Service) -> None:
+    """Stop the service if it runs; raise AssertionError if it does not end or left a process behind."""
+    if service.process.poll() is None:
+        service.process.send_signal(signal.SIGINT)
+    try:
+        service.process.wait(10)
+        wait_for(lambda: not service.pids(), 2.0, "end of every process")
+    except (subprocess.TimeoutExpired, AssertionError):
+        left = {pid: command_line(pid) for pid in service.pids()}
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        service.process.wait(10)
+        raise AssertionError(f"processes left behind: {left}\n{service.log.read_text()}") from None
 
 
-def in_parallel(functions: list[Any]) -> list[Any]:
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environ_of(pid: int) -> bytes:
+    """Return a process's environment as it was started; empty for one that has ended, a zombie included."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def new_request_id() -> str:
+    """Return a public request id, as the proxy makes them: a caller who knows it can follow the request."""
+    return f"req_{secrets.token_hex(16)}"
+
+
+def in_parallel(functions: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run functions in a thread each; return their results in order, raising the first error."""
-    results: list[Any] = [None] * len(functions)
+    results: dict[int, Result] = {}
     errors: list[BaseException] = []
 
     def run(index: int) -> None:
@@ -207,4 +254,4 @@ def in_parallel(functions: list[Any]) -> list[Any]:
         thread.join()
     if errors:
         raise errors[0]
-    return results
+    return [results[index] for index in range(len(functions))]

@@ -1,0 +1,231 @@
+"""Run any causal language model of the transformers library on preallocated rows; the breadth and the reference engine.
+
+Lives in the decode thread of PROCESS 2. A step makes one forward (rows, 1) of all rows that compute one token, and one
+forward for each row that computes a chunk of its prompt; each row stands at its own position of the row cache. Knows
+plans and logits; not tenants, sessions, stop rules or text. Not row independent: fp32 matrix products differ in their
+last bits with the number of rows. Never runs code from a checkpoint and never reads pickle files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from inference_api.backend.engines import attention_hooks
+from inference_api.backend.engines.base import (
+    EngineInfo,
+    RowError,
+    RowPlan,
+    RowResult,
+    SampleSpec,
+    StepPlan,
+    StepResult,
+)
+from inference_api.backend.engines.model_rows import BatchedRows, ModelRows, SoloRows
+from inference_api.backend.engines.row_kv import RowBatch, RowKV
+from inference_api.backend.engines.sampler import sample
+from inference_api.errors import ModelError
+from inference_api.messages import SamplingParams
+from inference_api.model_image import ModelImage
+
+logger = logging.getLogger(__name__)
+
+TESTED_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "falcon", "gpt2", "gpt_neox", "gptj"})
+"""Values of `model_type` whose greedy ids are compared with `generate` in the tests."""
+
+_ATTENTION_NAME = "inference_api_rows"
+_PLAIN_ATTENTION = "eager"
+_BINDERS = {"falcon": attention_hooks.bind_falcon, "gptj": attention_hooks.bind_gptj}
+_PROBE_TOKENS = 6
+_PROBE_TOLERANCE = 1e-3
+_UNSAMPLED = SampleSpec(SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0), choice=0, position=0)
+"""Stands for a row that does not sample: the cheapest draw, whose id is dropped and whose logits are still checked."""
+
+
+def load(image: ModelImage, *, num_rows: int, context_tokens: int, dtype: str = "float32") -> TransformersEngine:
+    """Load the weights of `image` and allocate the KV cache of `num_rows` × `context_tokens` slots; blocks for seconds.
+
+    Raises ModelError in one line for a model that cannot be loaded or does not compute the same in rows.
+    """
+    if context_tokens > image.context_tokens:
+        raise ModelError(f"a context of {context_tokens} tokens is over the model's {image.context_tokens}")
+    model = _load_model(image, dtype)
+    if model.config.model_type in TESTED_TYPES:
+        rows: ModelRows = _batched(model, RowKV(num_rows, context_tokens))
+        rows.forward(RowBatch([0], [0], 1), [[0]])  # allocates every layer's KV
+    else:
+        rows = _choose_untested(model, RowKV(num_rows, context_tokens), image)
+    rows.clear(0)
+    info = EngineInfo(
+        engine="transformers",
+        model=image.name,
+        device="cpu",
+        num_rows=num_rows,
+        context_tokens=context_tokens,
+        vocab_size=image.vocab_size,
+        row_independent=False,
+        digest=_digest(image, dtype, rows),
+        weight_bytes=sum(tensor.nbytes for tensor in model.parameters()),
+        kv_bytes=rows.num_bytes,
+    )
+    return TransformersEngine(rows, info)
+
+
+def _load_model(image: ModelImage, dtype: str) -> Any:
+    """Build the model from the image's own files; a tensor that is missing there is an error, not a random start."""
+    try:
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            image.path,
+            dtype=getattr(torch, dtype),
+            attn_implementation=_PLAIN_ATTENTION,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(f"model {image.name} cannot be loaded: {_one_line(error)}") from error
+    for fault in ("missing_keys", "mismatched_keys"):
+        if loading.get(fault):
+            names = ", ".join(str(name) for name in sorted(loading[fault], key=str)[:3])
+            raise ModelError(f"model {image.name} cannot be loaded: {fault.replace('_', ' ')}: {names}")
+    if model.config.vocab_size != image.vocab_size:
+        raise ModelError(f"model {image.name} has {model.config.vocab_size} ids, its image {image.vocab_size}")
+    return model.eval()
+
+
+def _batched(model: Any, row_kv: RowKV) -> BatchedRows:
+    """Lead the model's attention to the row cache. Raises ModelError if it has no way in."""
+    bind = _BINDERS.get(model.config.model_type)
+    if bind is not None:
+        bind(model, row_kv)
+    elif not getattr(model, "_supports_attention_backend", False):
+        raise ModelError(f"{type(model).__name__} has no exchangeable attention")
+    transformers.AttentionInterface.register(_ATTENTION_NAME, attention_hooks.attend_rows)
+    # An implementation without a mask function also keeps transformers from building masks.
+    model.config._attn_implementation = _ATTENTION_NAME
+    return BatchedRows(model, row_kv, pass_row_kv=bind is None)
+
+
+def _choose_untested(model: Any, row_kv: RowKV, image: ModelImage) -> ModelRows:
+    """Choose the way for a model off the tested list by comparing it with a plain forward. Raises ModelError."""
+    token_ids = [index * 7919 % image.vocab_size for index in range(_PROBE_TOKENS)]
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, -1]  # (vocab,)
+    logger.warning("model type %s is not on the tested list: its greedy ids are not proven", model.config.model_type)
+    try:
+        rows: ModelRows = _batched(model, row_kv)
+        _probe(rows, token_ids, expected)
+    except Exception as error:
+        logger.warning("it runs one row at a time, which is slow: %s", _one_line(error))
+        model.config._attn_implementation = _PLAIN_ATTENTION
+        rows = SoloRows(model)
+        try:
+            _probe(rows, token_ids, expected)
+        except Exception as failure:
+            raise ModelError(f"{type(model).__name__} cannot be served in rows: {_one_line(failure)}") from failure
+    return rows
+
+
+def _probe(rows: ModelRows, token_ids: list[int], expected: Tensor) -> None:
+    """Compute a prompt as a chunk and single tokens. Raises ModelError if its logits are not `expected` (vocab,)."""
+    split = len(token_ids) - 2
+    found = rows.forward(RowBatch([0], [0], split), [token_ids[:split]])  # (1, vocab)
+    for position in range(split, len(token_ids)):
+        found = rows.forward(RowBatch([0], [position], 1), [[token_ids[position]]])  # (1, vocab)
+    gap = float((found[0] - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+    if not gap < _PROBE_TOLERANCE:
+        raise ModelError(f"the logits differ by {gap:.2g} from a plain forward's")
+
+
+def _digest(image: ModelImage, dtype: str, rows: ModelRows) -> str:
+    path = f"transformers-{transformers.__version__} torch-{torch.__version__} {dtype} {type(rows).__name__}"
+    return hashlib.sha256(f"{image.digest} {path}".encode()).hexdigest()
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+class TransformersEngine:
+    """Execute plans with a transformers model; see `Engine` for the contract."""
+
+    def __init__(self, rows: ModelRows, info: EngineInfo) -> None:
+        self._rows = rows
+        self._info = info
+        self._lengths = [0] * info.num_rows
+        self._tainted: set[int] = set()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Describe this engine; constant."""
+        return self._info
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one forward for all rows with one token and one for each longer chunk; draw where a row samples.
+
+        A row whose ids, positions or logits are wrong gets a RowError and leaves the others alone. Raises ValueError
+        for a plan that is no plan: rows out of range, out of order or twice.
+        """
+        numbers = [row.row for row in plan.rows]
+        if numbers != sorted(set(numbers)) or (numbers and not 0 <= numbers[0] <= numbers[-1] < self._info.num_rows):
+            raise ValueError(f"rows {numbers} of a plan do not ascend within 0 to {self._info.num_rows - 1}")
+        results: dict[int, RowResult] = {}
+        sound: list[RowPlan] = []
+        for row in plan.rows:
+            fault = self._fault_of(row)
+            if fault is None:
+                sound.append(row)
+            else:
+                results[row.row] = RowResult(row.row, error=RowError("invalid_plan", fault))
+        single = [row for row in sound if len(row.token_ids) == 1]
+        for group in ([single] if single else []) + [[row] for row in sound if len(row.token_ids) > 1]:
+            results.update(self._run(group))
+        return StepResult(tuple(results[number] for number in numbers if number in results))
+
+    def release(self, row: int) -> None:
+        """Forget a row; its KV slots may be used again from position 0."""
+        self._lengths[row] = 0
+        if row in self._tainted:
+            self._tainted.discard(row)
+            self._rows.clear(row)
+
+    def _fault_of(self, row: RowPlan) -> str | None:
+        """Return what is wrong with a row's plan; checked before the forward, where it would end the whole step."""
+        end = row.start + len(row.token_ids)
+        if not row.token_ids:
+            return "No tokens to compute."
+        if row.start < 0 or end > self._info.context_tokens:
+            return (
+                f"Positions {row.start} to {end - 1} are not within the context of {self._info.context_tokens} tokens."
+            )
+        if row.start not in (0, self._lengths[row.row]):
+            return f"Position {row.start} does not follow the {self._lengths[row.row]} computed ones."
+        for token_id in row.token_ids:
+            if not 0 <= token_id < self._info.vocab_size:
+                return f"Token id {token_id} is not within the vocabulary of {self._info.vocab_size}."
+        return None
+
+    def _run(self, group: list[RowPlan]) -> dict[int, RowResult]:
+        """Run one forward over rows of one length and draw the ids of those that sample."""
+        for row in group:
+            if row.start == 0:
+                self.release(row.row)
+        batch = RowBatch([row.row for row in group], [row.start for row in group], len(group[0].token_ids))
+        logits = self._rows.forward(batch, [list(row.token_ids) for row in group])  # (group, vocab)
+        for row in group:
+            self._lengths[row.row] = row.start + len(row.token_ids)
+        drawn, errors = sample(logits, [row.sample or _UNSAMPLED for row in group])
+        results = {}
+        for row, token_id, error in zip(group, drawn, errors, strict=True):
+            if error is not None:
+                self._tainted.add(row.row)
+                results[row.row] = RowResult(row.row, error=error)
+            elif row.sample is not None:
+                results[row.row] = RowResult(row.row, (token_id,))
+        return results

@@ -1,0 +1,212 @@
+"""Own the Flask app of PROCESS 3: one door for every request, the core decides, the upstream answers.
+
+Runs in the gevent worker. It turns a WSGI environ into a `RequestHead`, carries out the admission, and makes a Flask
+answer of what comes back. It does not know how a bearer is verified, which routes exist or how sockets are watched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from flask import Flask, Response, request
+
+from proxy.admission import Admission, Admitter, RequestHead
+from proxy.answers import Refusal, error_body, error_headers
+from proxy.auth import Authenticator, mint_assertion
+from proxy.config import Settings
+from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
+from proxy.headers import AnswerFault, answer_headers, identity_headers, upstream_headers, valid_request_id
+from proxy.limits import RequestWindow
+from proxy.routes import RouteTable
+from proxy.transaction import Transaction
+from proxy.worker import AnswerBroken
+
+_STATS_MEMBER = "__stats"
+_MAX_STATS_ANSWER_BYTES = 1024 * 1024
+_PUBLIC_TEXT = "text/plain"
+
+
+class RelayedResponse(Response):
+    """Carry an answer whose headers are exactly those given."""
+
+    default_mimetype = None
+    autocorrect_location_header = False
+
+
+def create_app(settings: Settings, now: Callable[[], float] = time.time) -> Flask:
+    """Build the app from settings; `now` gives Unix seconds. Raises KeyFault, PolicyFault or RouteFault."""
+    authenticator = (
+        Authenticator.from_policy(settings.jwt_policy, now)
+        if settings.jwt_policy is not None
+        else Authenticator.from_shared_secret(settings.jwt_secret or b"", now)
+    )
+    door = Door(settings, authenticator, now)
+    app = Flask("proxy", static_folder=None)
+    # An unexpected exception leaves through the worker, which answers JSON and logs; Flask would write an HTML page.
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    # The route table of the core is the only one: Flask's router would add redirects, OPTIONS and its own 404 page.
+    app.before_request(lambda: door.answer(request.environ))
+    return app
+
+
+class Door:
+    """Let requests in, forward them, and give the answers back."""
+
+    def __init__(self, settings: Settings, authenticator: Authenticator, now: Callable[[], float]) -> None:
+        """Put the parts together."""
+        self._settings = settings
+        self._now = now
+        self._admitter = Admitter(
+            RouteTable(),
+            authenticator,
+            trusted_hosts=settings.trusted_hosts,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        self._window = RequestWindow(settings.requests_per_minute)
+        self._upstream = Upstream(
+            settings.upstream_url,
+            connect_timeout=settings.connect_timeout_seconds,
+            read_timeout=settings.upstream_timeout_seconds,
+        )
+        self._logger = _transaction_logger()
+
+    def answer(self, environ: Mapping[str, Any]) -> Response:
+        """Answer one request; every way out writes one transaction line when the request has ended."""
+        connection = environ["proxy.connection"]
+        head = read_head(environ)
+        transaction = Transaction(
+            head.target.partition("?")[0], str(environ.get("REMOTE_ADDR", "")), time.monotonic, self._logger
+        )
+        connection.on_end(lambda: transaction.finish(client_left=connection.left))
+        request_id = "req_" + secrets.token_hex(16)
+        client_id = valid_request_id(head.headers.get("x-request-id"))
+        identity = identity_headers(request_id, client_id)
+        try:
+            admission = self._admitter.admit(head)
+            transaction.claims = admission.claims
+            if admission.claims is not None:
+                self._window.take(admission.claims.tenant)
+            answer = self._forward(connection, head, admission, request_id)
+            headers = _selected_headers(answer, request_id, client_id)
+            response = self._relay(head, admission, answer, headers, transaction)
+        except Refusal as refusal:
+            connection.abandon_body()
+            body = error_body(refusal.status, refusal.message)
+            response = RelayedResponse(body, refusal.status, [*error_headers(refusal), *identity])
+        transaction.status_code = response.status_code
+        return response
+
+    def _forward(self, connection: Any, head: RequestHead, admission: Admission, request_id: str) -> UpstreamAnswer:
+        assertion = None
+        body = connection.read_body(self._settings.max_body_bytes) if admission.has_body else None
+        if admission.claims is not None:
+            assertion = mint_assertion(
+                self._settings.internal_key,
+                admission.claims,
+                method=admission.method,
+                path=admission.path,
+                request_id=request_id,
+                now=self._now(),
+            )
+        headers = upstream_headers(head.headers, request_id=request_id, assertion=assertion)
+        target = admission.path + ("?" + admission.query if admission.query else "")
+        connection.watch()
+        answer = self._upstream.send(admission.method, target, headers, body)
+        connection.on_end(answer.close)
+        return answer
+
+    def _relay(
+        self,
+        head: RequestHead,
+        admission: Admission,
+        answer: UpstreamAnswer,
+        headers: list[tuple[str, str]],
+        transaction: Transaction,
+    ) -> Response:
+        kind = answer.header("Content-Type").partition(";")[0].strip().lower()
+        if not 200 <= answer.status < 300 and not (400 <= answer.status < 600):
+            raise Refusal(502, "upstream_status", "Inference server gave an unexpected status.")
+        if answer.bodiless:
+            return _bodiless(answer, headers)
+        public_text = admission.claims is None and kind == _PUBLIC_TEXT
+        if answer.status >= 400 and kind != "application/json" and not public_text:
+            raise _upstream_error(answer)
+        if kind == "application/json" and (answer.length or 0) <= _MAX_STATS_ANSWER_BYTES and answer.length is not None:
+            body, transaction.stats = take_stats(answer.read_all(_MAX_STATS_ANSWER_BYTES))
+            return RelayedResponse(body, answer.status, headers)
+        if head.version < (1, 1):
+            # HTTP/1.0 has no chunks: a broken answer would look whole. It gets all of it with a length, or a 5xx.
+            return RelayedResponse(answer.read_all(self._settings.max_buffered_answer_bytes), answer.status, headers)
+        if answer.length is not None:
+            headers = [*headers, ("Content-Length", str(answer.length))]
+        return RelayedResponse(_stream(answer), answer.status, headers, direct_passthrough=True)
+
+
+def read_head(environ: Mapping[str, Any]) -> RequestHead:
+    """Turn a WSGI environ into the core's view: the target as it was sent, header names in lower case."""
+    headers = {name[5:].lower().replace("_", "-"): value for name, value in environ.items() if name.startswith("HTTP_")}
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            headers[name.lower().replace("_", "-")] = environ[name]
+    major, _, minor = environ["SERVER_PROTOCOL"].removeprefix("HTTP/").partition(".")
+    return RequestHead(environ["REQUEST_METHOD"], environ["RAW_URI"], (int(major), int(minor)), headers)
+
+
+def take_stats(body: bytes) -> tuple[bytes, object]:
+    """Take the statistics member out of a JSON object; other bodies come back unchanged, byte by byte."""
+    if _STATS_MEMBER.encode() not in body:
+        return body, None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return body, None
+    if not isinstance(value, dict) or _STATS_MEMBER not in value:
+        return body, None
+    stats = value.pop(_STATS_MEMBER)
+    return json.dumps(value, ensure_ascii=False).encode("utf-8"), stats
+
+
+def _stream(answer: UpstreamAnswer) -> Iterator[bytes]:
+    # An empty piece makes gunicorn send the head now: the upstream has decided on it, the client need not wait.
+    yield b""
+    try:
+        while chunk := answer.read_some():
+            yield chunk
+    except AnswerTruncated as fault:
+        raise AnswerBroken(f"upstream stopped in the middle ({fault})") from None
+
+
+def _bodiless(answer: UpstreamAnswer, headers: list[tuple[str, str]]) -> Response:
+    if answer.length is not None:
+        headers = [*headers, ("Content-Length", str(answer.length))]
+    return RelayedResponse(None, answer.status, headers)
+
+
+def _selected_headers(answer: UpstreamAnswer, request_id: str, client_id: str | None) -> list[tuple[str, str]]:
+    try:
+        return answer_headers(answer.headers, request_id=request_id, client_id=client_id)
+    except AnswerFault:
+        raise Refusal(502, "upstream_headers", "Inference server sent an invalid header.") from None
+
+
+def _upstream_error(answer: UpstreamAnswer) -> Refusal:
+    retry_after = answer.header("Retry-After")
+    headers = {"Retry-After": retry_after} if retry_after.isdigit() else {}
+    return Refusal(answer.status, "upstream_error", f"Inference server answered {answer.status}.", headers)
+
+
+def _transaction_logger() -> logging.Logger:
+    logger = logging.getLogger("proxy.transaction")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return logger

@@ -1,0 +1,266 @@
+"""Own one client's socket in the proxy: read deadlines, write stalls, the late 100 Continue, and noticing that it left.
+
+Runs in the gevent worker of PROCESS 3; every wait gives way to the other greenlets. It stands where gunicorn expects a
+socket. It does not know routes, bearers or the upstream: what must end when the client leaves is a greenlet that gets
+`ClientLeft` thrown into it.
+
+# design: a FIN counts as "left", nobody can tell close from half-close. It is seen by a second greenlet that reads
+ahead while a request waits for its upstream; what it reads is a pipelined request and is served later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+from gevent.socket import wait_read, wait_write
+from gunicorn import util
+from gunicorn.http.body import LengthReader
+from gunicorn.http.errors import (
+    ChunkMissingTerminator,
+    InvalidChunkExtension,
+    InvalidChunkSize,
+    NoMoreData,
+    ParseException,
+)
+
+from proxy.answers import Refusal
+from proxy.pace import Pace, PaceRule
+
+_READ_BYTES = 65536
+# A client may pipeline behind a running request, but not use the proxy as storage.
+_MAX_READ_AHEAD_BYTES = 65536
+_LINGER_SECONDS = 1.0
+_GIVE_WAY_BYTES = 262144
+
+
+class ClientLeft(BaseException):
+    """End a request whose client is gone; not an Exception, so that no layer between turns it into an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Say how slow a client may be."""
+
+    head: PaceRule
+    body: PaceRule
+    write_stall_seconds: float
+
+
+class ClientConnection:
+    """Stand in for the client's socket in gunicorn and offer the app what a socket cannot."""
+
+    def __init__(self, sock: Any, deadlines: Deadlines, now: Callable[[], float] = time.monotonic) -> None:
+        """Take over a gevent socket; the first head is due from now on."""
+        self._sock = sock
+        self._deadlines = deadlines
+        self._now = now
+        self._ahead = bytearray()
+        self._at_end = False
+        self._num_bytes_in_a_row = 0
+        self._request: Any = None
+        self._continue_due = False
+        self._body_open = False
+        self._watcher: gevent.Greenlet | None = None
+        self._watched: gevent.Greenlet | None = None
+        self._endings: list[Callable[[], None]] = []
+        self.answer_started = False
+        self.left = False
+        self.linger = False
+        sock.setblocking(False)
+        self.begin_head()
+
+    # What gunicorn calls.
+
+    def recv(self, size: int) -> bytes:
+        """Read at most `size` bytes within the pace of the current phase; raise Refusal 408 when it is missed.
+
+        A connection that is idle between requests ends with b"" instead.
+        """
+        if self._ahead:
+            data = bytes(self._ahead[:size])
+            del self._ahead[:size]
+        else:
+            data = b"" if self._at_end else self._read_in_time(size)
+        self._pace.num_bytes += len(data)
+        return data
+
+    def sendall(self, data: bytes) -> None:
+        """Write everything; raise ClientLeft when the client is gone or takes nothing for the stall time."""
+        self.answer_started = True
+        self._send(data)
+
+    def send(self, data: bytes) -> int:
+        """Write everything and return its length."""
+        self.sendall(data)
+        return len(data)
+
+    def setblocking(self, _flag: bool) -> None:
+        """Stay as we are: waits are explicit here, whatever mode gunicorn wants."""
+
+    def shutdown(self, how: int) -> None:
+        """Shut down the socket."""
+        self._sock.shutdown(how)
+
+    def getsockname(self) -> Any:
+        """Name the local end."""
+        return self._sock.getsockname()
+
+    def close(self) -> None:
+        """Close; when request bytes were left unread, let the client read the answer first (RFC 9112 section 9.6)."""
+        if self.linger and not self.left:
+            util.close_graceful(self._sock, timeout=_LINGER_SECONDS)
+        self._sock.close()
+
+    # What the worker calls.
+
+    def begin_head(self) -> None:
+        """Expect the next request's head from now on."""
+        self.answer_started = False
+        self._pace = Pace(self._deadlines.head, self._now())
+
+    def begin_request(self, request: Any) -> None:
+        """Take over a parsed request; its 100 Continue is sent when its body is read, not before it was admitted."""
+        self._request = request
+        self._continue_due = request._expected_100_continue
+        request._expected_100_continue = False
+        reader = request.body.reader
+        self._body_open = not (isinstance(reader, LengthReader) and reader.length == 0)
+
+    def end_request(self) -> None:
+        """Stop watching, then run what was registered with `on_end`, last first."""
+        self._unwatch()
+        while self._endings:
+            self._endings.pop()()
+
+    @property
+    def idle(self) -> bool:
+        """Say whether no request is running."""
+        return self._request is None or (not self._endings and self._watched is None)
+
+    # What the app calls.
+
+    def on_end(self, ending: Callable[[], None]) -> None:
+        """Register what must happen when the request ends, however it ends."""
+        self._endings.append(ending)
+
+    def read_body(self, max_bytes: int) -> bytes:
+        """Read the whole request body; raise Refusal 400, 408 or 413, or ClientLeft when the client ends too early."""
+        if self._continue_due:
+            self._continue_due = False
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        reader = self._request.body.reader
+        declared = reader.length if isinstance(reader, LengthReader) else None
+        self._pace = Pace(self._deadlines.body, self._now())
+        try:
+            body: bytes = self._request.body.read(max_bytes + 1)
+        except (ParseException, NoMoreData, ChunkMissingTerminator, InvalidChunkSize, InvalidChunkExtension):
+            raise Refusal(400, "body_malformed", "Request body is not framed correctly.") from None
+        except OSError:
+            self.left = True
+            raise ClientLeft from None
+        if len(body) > max_bytes:
+            raise Refusal(413, "body_too_large", f"Request body is larger than {max_bytes} bytes.")
+        if declared is not None and len(body) < declared:
+            self.left = True
+            raise ClientLeft
+        self._body_open = False
+        return body
+
+    def abandon_body(self) -> None:
+        """Make this answer the connection's last when its body was not read: the next start is unknown."""
+        if self._body_open:
+            self._request.force_close()
+            self.linger = True
+
+    def watch(self) -> None:
+        """Throw ClientLeft into this greenlet once the client closes, resets or floods, until the request ends."""
+        self._watched = gevent.getcurrent()
+        self._watcher = gevent.spawn(self._read_ahead)
+
+    def reset(self) -> None:
+        """Make the next close send an RST, so that the kernel keeps nothing for a client that does not read."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def _read_in_time(self, size: int) -> bytes:
+        while True:
+            try:
+                return bytes(self._sock.recv(size))
+            except BlockingIOError:
+                remaining = self._pace.remaining(self._now())
+            if remaining > 0:
+                self._wait(wait_read, remaining)
+            elif self._pace.rule is self._deadlines.head and self._pace.num_bytes == 0:
+                return b""
+            else:
+                raise Refusal(408, "client_too_slow", "Request was not sent in time.")
+
+    def _send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        stalled_since = None
+        try:
+            while rest:
+                try:
+                    num_sent = self._sock.send(rest)
+                except BlockingIOError:
+                    stalled_since = self._now() if stalled_since is None else stalled_since
+                    remaining = stalled_since + self._deadlines.write_stall_seconds - self._now()
+                    if remaining <= 0:
+                        self.reset()
+                        raise
+                    self._wait(wait_write, remaining)
+                else:
+                    stalled_since = None
+                    rest = rest[num_sent:]
+                    self._give_way(num_sent)
+        except OSError:
+            self.left = True
+            raise ClientLeft from None
+
+    def _wait(self, wait: Callable[..., None], seconds: float) -> None:
+        # The event loop's timers count from a time it read before the last greenlets ran, so they may ring early: the
+        # callers decide by their own clock and wait again.
+        with contextlib.suppress(TimeoutError):
+            wait(self._sock.fileno(), timeout=seconds)
+
+    def _give_way(self, num_sent: int) -> None:
+        # A fast upstream and a fast client never make this greenlet wait; the others must run all the same.
+        self._num_bytes_in_a_row += num_sent
+        if self._num_bytes_in_a_row >= _GIVE_WAY_BYTES:
+            self._num_bytes_in_a_row = 0
+            gevent.sleep(0)
+
+    def _read_ahead(self) -> None:
+        try:
+            while len(self._ahead) <= _MAX_READ_AHEAD_BYTES:
+                try:
+                    data = self._sock.recv(_READ_BYTES)
+                except BlockingIOError:
+                    wait_read(self._sock.fileno())
+                    continue
+                if not data:
+                    break
+                self._ahead += data
+        except OSError:
+            pass
+        self._at_end = True
+        # Only the hub may throw into a greenlet; it does so only if the request is still the watched one by then.
+        gevent.get_hub().loop.run_callback(self._interrupt)
+
+    def _interrupt(self) -> None:
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            self.left = True
+            watched.throw(ClientLeft())
+
+    def _unwatch(self) -> None:
+        self._watched = None
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher = None

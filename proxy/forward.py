@@ -1,0 +1,117 @@
+"""Own the exchange with the inference server: send one request, read the answer's bytes as they come.
+
+Runs in the proxy's worker; blocks the calling greenlet only. Speaks through `requests`' adapter and not its Session:
+no cookies kept, no redirects followed, no .netrc and no proxy variables read. It does not know who calls or what a
+client gets to see; faults leave as `Refusal` before the head and as `AnswerTruncated` after it.
+"""
+
+from __future__ import annotations
+
+from http.client import HTTPException
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from proxy.answers import Refusal
+
+_READ_BYTES = 65536
+_RETRY_AFTER_SECONDS = "1"
+_BODILESS_STATUSES = frozenset({204, 304})
+
+
+class AnswerTruncated(Exception):
+    """Tell that the upstream stopped in the middle of its answer."""
+
+
+class UpstreamAnswer:
+    """Hold one answer whose head has arrived; `length` is None for a chunked one."""
+
+    def __init__(self, response: requests.Response, adapter: HTTPAdapter, method: str) -> None:
+        """Take over the response; raise Refusal 502 when its end could not be told from a broken connection."""
+        self._raw: urllib3.HTTPResponse = response.raw
+        self._adapter = adapter
+        self.status: int = response.status_code
+        self.headers: list[tuple[str, str]] = list(self._raw.headers.iteritems())
+        self.bodiless = method == "HEAD" or self.status in _BODILESS_STATUSES
+        chunked = self._raw.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        length = self._raw.headers.get("Content-Length")
+        self.length = (
+            int(length) if not chunked and length is not None and length.isascii() and length.isdigit() else None
+        )
+        if not self.bodiless and not chunked and self.length is None:
+            self.close()
+            raise Refusal(502, "upstream_framing", "Inference server sent an answer without a length.")
+
+    def header(self, name: str) -> str:
+        """Return one header's value or an empty string."""
+        return self._raw.headers.get(name, "")
+
+    def read_some(self) -> bytes:
+        """Wait for the next bytes and return what is there, b"" at the end; raise AnswerTruncated."""
+        if self.bodiless:
+            return b""
+        try:
+            return self._raw.read1(_READ_BYTES, decode_content=False) or b""
+        except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError) as fault:
+            raise AnswerTruncated(type(fault).__name__) from None
+
+    def read_all(self, max_bytes: int) -> bytes:
+        """Read the whole body; raise Refusal 502 when it breaks off or is longer than `max_bytes`."""
+        body = bytearray()
+        try:
+            while chunk := self.read_some():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise Refusal(502, "upstream_too_large", "Answer is too large to be sent in one piece.")
+        except AnswerTruncated:
+            raise Refusal(502, "upstream_broken", "Inference server broke off its answer.") from None
+        return bytes(body)
+
+    def close(self) -> None:
+        """Close the upstream connection, which tells the server to stop if it has not ended."""
+        self._raw.close()
+        self._adapter.close()
+
+
+class Upstream:
+    """Send requests to one inference server."""
+
+    def __init__(self, base_url: str, *, connect_timeout: float, read_timeout: float) -> None:
+        """Take the address; timeouts in seconds, `read_timeout` for each wait for bytes."""
+        self._base_url = base_url
+        self._timeout = (connect_timeout, read_timeout)
+
+    def send(self, method: str, path_and_query: str, headers: dict[str, str], body: bytes | None) -> UpstreamAnswer:
+        """Send a request and wait for the answer's head; never repeated.
+
+        Raises Refusal: 503 when the connection is refused, 504 without an answer in time, 502 when it breaks.
+        """
+        prepared = requests.PreparedRequest()
+        prepared.prepare(method=method, url=self._base_url + path_and_query, headers=headers, data=body)
+        # An adapter a request, so a connection a request: a pooled one may be closed by the server at the very moment a
+        # POST goes out on it, and that error must not be retried.
+        adapter = HTTPAdapter(pool_connections=1, pool_maxsize=1, max_retries=0)
+        try:
+            response = adapter.send(prepared, stream=True, timeout=self._timeout)
+        except requests.Timeout:
+            raise Refusal(504, "upstream_timeout", "Inference server did not answer in time.") from None
+        except requests.ConnectionError as fault:
+            raise _connection_refusal(fault) from None
+        except (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError):
+            raise Refusal(502, "upstream_broken", "Inference server gave no valid answer.") from None
+        return UpstreamAnswer(response, adapter, method)
+
+
+def _connection_refusal(fault: requests.ConnectionError) -> Refusal:
+    cause = getattr(fault.args[0] if fault.args else None, "reason", None)
+    if isinstance(cause, urllib3.exceptions.NewConnectionError):
+        return Refusal(
+            503,
+            "upstream_down",
+            "Inference server is not reachable, try again later.",
+            {"Retry-After": _RETRY_AFTER_SECONDS},
+        )
+    if isinstance(cause, urllib3.exceptions.ReadTimeoutError):
+        return Refusal(504, "upstream_timeout", "Inference server did not answer in time.")
+    return Refusal(502, "upstream_broken", "Inference server gave no valid answer.")

@@ -1,0 +1,153 @@
+"""Own the start and the end of PROCESS 3: options, settings, then gunicorn with one gevent worker.
+
+Runs as `python proxy/proxy.py` from the root, as `python proxy.py` from its own folder, or as `python -m proxy.proxy`.
+It does not know requests; the worker does. The supervising process of gunicorn never loads the app: the libraries that
+talk to the network are imported in the worker, after gevent has patched the sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).resolve().parent
+if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == _FOLDER:
+    # Started as a script, Python puts this folder first: `import proxy` would be this file, `import limits` ours.
+    sys.path[0] = str(_FOLDER.parent)
+
+from gunicorn.app.base import BaseApplication  # noqa: E402
+
+from proxy.auth import Authenticator, PolicyFault  # noqa: E402
+from proxy.config import ConfigError, Settings, process_environment, read_settings  # noqa: E402
+from proxy.keys import KeyFault  # noqa: E402
+from proxy.routes import RouteFault, RouteTable  # noqa: E402
+
+
+class ProxyApplication(BaseApplication):  # type: ignore[misc]
+    """Tell gunicorn how to run the proxy."""
+
+    def __init__(self, settings: Settings, listen_fd: int | None = None) -> None:
+        """Keep the settings for the worker, which is forked from this process."""
+        self.settings = settings
+        self.listen_fd = listen_fd
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Set gunicorn's options; nothing is read from files, arguments or the environment."""
+        for name, value in gunicorn_options(self.settings).items():
+            self.cfg.set(name, value)
+        if self.listen_fd is not None:
+            self.cfg.set("bind", f"fd://{self.listen_fd}")
+
+    def load(self) -> Any:
+        """Build the app, in the worker."""
+        from proxy.app import create_app
+
+        return create_app(self.settings)
+
+
+def gunicorn_options(settings: Settings) -> dict[str, Any]:
+    """List gunicorn's options for these settings."""
+    host = f"[{settings.bind}]" if ":" in settings.bind else settings.bind
+
+    def announce(arbiter: Any) -> None:
+        port = arbiter.LISTENERS[0].sock.getsockname()[1]
+        print(f"http server is starting on {settings.bind} port {port}", flush=True)
+        print(f"http server is running as reverse proxy to {settings.upstream_url}", flush=True)
+
+    def say_goodbye(_arbiter: Any) -> None:
+        print("http server stopped.", flush=True)
+
+    return {
+        "bind": f"{host}:{settings.port}",
+        "workers": 1,
+        "worker_class": "proxy.worker.ProxyWorker",
+        "worker_connections": settings.max_connections,
+        "backlog": 2048,
+        "graceful_timeout": int(settings.drain_grace_seconds),
+        "timeout": 30,
+        "limit_request_line": 4094,
+        "limit_request_fields": 50,
+        "limit_request_field_size": 8190,
+        # A loopback peer may not rewrite paths, schemes or addresses. Names with underscores are dropped, so that they
+        # cannot be mistaken for ours; the header set sent upstream is built from scratch anyway.
+        "forwarder_headers": "",
+        "forwarded_allow_ips": "",
+        "secure_scheme_headers": {},
+        "header_map": "drop",
+        "control_socket_disable": True,
+        "loglevel": "warning",
+        "when_ready": announce,
+        "on_exit": say_goodbye,
+    }
+
+
+def check_start(settings: Settings) -> None:
+    """Build what can be wrong (keys, policy, route table) before anything is bound; raise as they do."""
+    RouteTable()
+    if settings.jwt_policy is not None:
+        Authenticator.from_policy(settings.jwt_policy, lambda: 0.0)
+    else:
+        Authenticator.from_shared_secret(settings.jwt_secret or b"", lambda: 0.0)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard one: each connection is one."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def hold_sigterm_over_forks() -> None:
+    """Keep a SIGTERM that comes between the fork of the worker and its handler pending; the worker lets it in."""
+    held = {signal.SIGTERM}
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, held),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, held),
+    )
+
+
+def parse_options(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line; exits with a usage message when it is wrong."""
+    parser = argparse.ArgumentParser(prog="proxy.py", description="JWT reverse proxy in front of the inference server")
+    parser.add_argument("--port", type=int, default=1223, help="port to listen on, 0 for any (default: %(default)s)")
+    parser.add_argument(
+        "--hostname",
+        default="http://127.0.0.1:7000",
+        help="URL of the upstream, not of this server (default: %(default)s)",
+    )
+    parser.add_argument("--bind", help="address to listen on (default: PROXY_BIND or 127.0.0.1)")
+    parser.add_argument("--fd", type=int, help="descriptor of a socket that already listens on --bind and --port")
+    parser.add_argument("--insecure-dev", action="store_true", help="accept a weak JWT_SECRET on any address")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the proxy until SIGTERM or SIGINT; return 1 when a setting is wrong."""
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    try:
+        settings = read_settings(
+            process_environment(),
+            port=options.port,
+            upstream_url=options.hostname,
+            bind=options.bind,
+            insecure_dev=options.insecure_dev,
+        )
+        check_start(settings)
+    except (ConfigError, KeyFault, PolicyFault, RouteFault) as fault:
+        print(f"ERROR: {fault}", file=sys.stderr)
+        return 1
+    for warning in settings.warnings:
+        print(f"WARNING: {warning}", file=sys.stderr, flush=True)
+    raise_descriptor_limit()
+    hold_sigterm_over_forks()
+    ProxyApplication(settings, options.fd).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

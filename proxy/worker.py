@@ -1,0 +1,196 @@
+"""Own gunicorn's gevent worker as this proxy needs it: deadlines on the client, one status line, truncation that shows.
+
+Runs as the one worker of PROCESS 3, a greenlet a connection. It wraps each client socket in a `ClientConnection` and
+leaves the parsing to gunicorn. It does not know routes, bearers or the upstream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gevent import monkey
+from gevent import socket as gevent_socket
+from gevent.event import Event
+from gevent.pool import Pool
+from gevent.server import StreamServer
+from gunicorn.http import errors, wsgi
+from gunicorn.workers.ggevent import GeventWorker
+
+from proxy.answers import Refusal, raw_error_answer
+from proxy.connection import ClientConnection, ClientLeft, Deadlines
+from proxy.pace import PaceRule
+
+_HEARTBEAT_SECONDS = 1.0
+# Descriptors for upstream sockets (the server takes far fewer requests at once), listeners, pipes, logs and libraries.
+SPARE_DESCRIPTORS = 1088
+
+# First match wins; everything else that gunicorn's parser raises is a 400.
+_PARSE_REFUSALS = (
+    (errors.LimitRequestLine, 414, "target_too_long", "Request target is too long."),
+    (errors.LimitRequestHeaders, 431, "headers_too_large", "Request header fields are too large or too many."),
+    (errors.ExpectationFailed, 417, "expectation_failed", "Expectation is not supported."),
+    (errors.UnsupportedTransferCoding, 501, "coding_unsupported", "Transfer-Encoding must be chunked."),
+    (errors.ParseException, 400, "request_malformed", "Request is not valid HTTP."),
+)
+
+
+class AnswerBroken(Exception):
+    """Give up an answer that has started; the client must see that it is not whole."""
+
+
+class NamelessResponse(wsgi.Response):  # type: ignore[misc]
+    """Write answers without a Server header: what runs here is nobody's business."""
+
+    def default_headers(self) -> list[str]:
+        """List the framing headers that gunicorn adds, minus Server."""
+        return [line for line in super().default_headers() if not line.startswith("Server:")]
+
+
+class ProxyWorker(GeventWorker):  # type: ignore[misc]
+    """Serve connections with deadlines; see the module's docstring."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Read the deadlines from the application's settings."""
+        super().__init__(*args, **kwargs)
+        settings = self.app.settings
+        self._deadlines = Deadlines(
+            head=PaceRule(settings.header_deadline_seconds),
+            body=PaceRule(
+                settings.body_deadline_seconds, settings.body_min_bytes_per_second, settings.body_grace_seconds
+            ),
+            write_stall_seconds=settings.write_stall_seconds,
+        )
+        self._open: set[ClientConnection] = set()
+        # Set once nothing is accepted any more: a client that sees its connection end can rely on that.
+        self._draining = False
+
+    def patch(self) -> None:
+        """Make sockets cooperative; TLS is left alone, the proxy speaks none and gunicorn has imported it already."""
+        monkey.patch_all(ssl=False)
+        self.sockets: list[Any] = [
+            gevent_socket.socket(listener.FAMILY, gevent_socket.SOCK_STREAM, fileno=listener.sock.detach())
+            for listener in self.sockets
+        ]
+
+    def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
+        """Leave time to the connection, which knows when the head began."""
+        return contextlib.nullcontext()
+
+    def init_signals(self) -> None:
+        """Let SIGTERM in as soon as it has its handler; it was held back over the fork so that none is lost."""
+        self._stopping = Event()
+        super().init_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Start to drain at once on SIGTERM."""
+        super().handle_exit(sig, frame)
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Accept until told to stop, then finish what is running within the grace."""
+        pool = Pool(_fitting_connections(self.worker_connections))
+        servers = []
+        for listener in self.sockets:
+            listener.setblocking(True)
+            servers.append(StreamServer(listener, handle=partial(self.handle, listener), spawn=pool))
+            servers[-1].start()
+        while self.alive:
+            self.notify()
+            self._stopping.wait(timeout=_HEARTBEAT_SECONDS)
+        for server in servers:
+            server.close()
+        self._draining = True
+        self._drain(pool)
+
+    def _drain(self, pool: Pool) -> None:
+        deadline = time.monotonic() + self.cfg.graceful_timeout
+        for connection in list(self._open):
+            if connection.idle:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(gevent_socket.SHUT_RD)
+        while (remaining := deadline - time.monotonic()) > 0:
+            self.notify()
+            if pool.join(timeout=min(remaining, _HEARTBEAT_SECONDS)):
+                return
+        self.log.warning("grace is over with %d connections open", len(pool))
+        pool.kill(timeout=_HEARTBEAT_SECONDS)
+
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        """Serve one connection to its end."""
+        connection = ClientConnection(client, self._deadlines)
+        self._open.add(connection)
+        try:
+            super().handle(listener, connection, addr)
+        finally:
+            self._open.discard(connection)
+
+    def handle_request(self, listener_name: Any, req: Any, sock: ClientConnection, addr: Any) -> None:
+        """Run the app for one request; raise StopIteration when the connection is not to be used again."""
+        connection = sock
+        connection.begin_request(req)
+        response, environ = wsgi.create(req, connection, addr, listener_name, self.cfg, response_class=NamelessResponse)
+        environ["proxy.connection"] = connection
+        if self._draining:
+            response.force_close()
+        try:
+            self._answer(environ, response)
+        except ClientLeft:
+            connection.left = True
+            raise StopIteration from None
+        except AnswerBroken as fault:
+            self.log.warning("answer given up: %s", fault)
+            raise StopIteration from None
+        finally:
+            connection.end_request()
+        if response.should_close() or self._draining:
+            raise StopIteration
+        connection.begin_head()
+
+    def _answer(self, environ: dict[str, Any], response: Any) -> None:
+        chunks = self.wsgi(environ, response.start_response)
+        try:
+            for chunk in chunks:
+                response.write(chunk)
+            response.close()
+        finally:
+            close: Callable[[], None] | None = getattr(chunks, "close", None)
+            if close is not None:
+                close()
+
+    def handle_error(self, _req: Any, client: ClientConnection, _addr: Any, exc: BaseException) -> None:
+        """Answer a request that did not reach the app or broke it: one status line at most, none of its text."""
+        if isinstance(exc, ClientLeft):
+            return
+        refusal = _refusal_for(exc)
+        if refusal.status == 500:
+            # Frames only: the exception's text may quote the request.
+            frames = "".join(traceback.format_tb(exc.__traceback__))
+            self.log.error("request failed: %s\n%s", type(exc).__name__, frames)
+        if client.answer_started:
+            return
+        client.linger = True
+        with contextlib.suppress(ClientLeft):
+            client.sendall(raw_error_answer(refusal))
+
+
+def _fitting_connections(wanted: int) -> int:
+    # An accept without a free descriptor would spin; below the limit the kernel's backlog waits instead.
+    soft_limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft_limit == resource.RLIM_INFINITY else max(1, min(wanted, soft_limit - SPARE_DESCRIPTORS))
+
+
+def _refusal_for(exc: BaseException) -> Refusal:
+    if isinstance(exc, Refusal):
+        return exc
+    for kind, status, code, message in _PARSE_REFUSALS:
+        if isinstance(exc, kind):
+            return Refusal(status, code, message)
+    return Refusal(500, "internal", "Internal error.")

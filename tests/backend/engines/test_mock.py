@@ -1,0 +1,121 @@
+"""Check the mock engine: what it answers in each mode, its faults, its rate, and that rows are on their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
+from inference_api.backend.engines.mock import MockEngine, MockScript
+from inference_api.errors import SettingError
+from inference_api.messages import SamplingParams
+from tests.backend.factories import DIGITS, ECHO, EOS_ID, NOISE, make_image
+
+
+def _engine(script: MockScript, num_rows: int = 4) -> MockEngine:
+    return MockEngine(make_image(), num_rows, 256, script)
+
+
+def _plan(
+    row: int, start: int, ids: Sequence[int], *, num_prompt_tokens: int, seed: int = 1, choice: int = 0
+) -> RowPlan:
+    params = SamplingParams(1.0, 40, 0.9, seed)
+    return RowPlan(row, start, tuple(ids), SampleSpec(params, choice, start + len(ids), num_prompt_tokens))
+
+
+def _generate(engine: MockEngine, row: int, prompt: bytes, num_tokens: int, **options: int) -> list[int]:
+    made: list[int] = []
+    start, ids = 0, list(prompt)
+    for _ in range(num_tokens):
+        plan = _plan(row, start, ids, num_prompt_tokens=len(prompt), **options)
+        made.append(engine.execute(StepPlan((plan,))).rows[0].token_ids[0])
+        start, ids = start + len(ids), made[-1:]
+    return made
+
+
+def test_digits_are_the_position_modulo_ten() -> None:
+    assert bytes(_generate(_engine(DIGITS), 0, b"hello", 12)) == b"567890123456"
+
+
+def test_echo_repeats_the_prompt_and_ends_it() -> None:
+    assert _generate(_engine(ECHO), 0, b"hello", 6) == [*b"hello", EOS_ID]
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 3), st.binary(min_size=1, max_size=20))
+def test_noise_is_a_function_of_prompt_seed_and_choice_in_every_row(seed: int, choice: int, prompt: bytes) -> None:
+    first = _generate(_engine(NOISE), 0, prompt, 8, seed=seed, choice=choice)
+    assert _generate(_engine(NOISE), 3, prompt, 8, seed=seed, choice=choice) == first
+
+
+def test_noise_differs_by_seed_choice_and_prompt() -> None:
+    made = [
+        _generate(_engine(NOISE), 0, prompt, 12, seed=seed, choice=choice)
+        for prompt, seed, choice in ((b"hello", 1, 0), (b"hello", 2, 0), (b"hello", 1, 1), (b"hallo", 1, 0))
+    ]
+    assert len({tuple(ids) for ids in made}) == 4
+
+
+def test_a_row_without_a_sample_makes_nothing() -> None:
+    engine = _engine(DIGITS)
+    assert engine.execute(StepPlan((RowPlan(0, 0, (1, 2, 3), None),))).rows == ()
+
+
+def test_a_plan_that_does_not_continue_where_the_row_stands_is_a_defect_and_told() -> None:
+    engine = _engine(DIGITS)
+    _generate(engine, 1, b"hello", 1)
+    with pytest.raises(RuntimeError, match="row 1 holds 5 ids, the plan starts at 0"):
+        engine.execute(StepPlan((_plan(1, 0, b"x", num_prompt_tokens=1),)))
+    engine.release(1)
+    engine.execute(StepPlan((_plan(1, 0, b"x", num_prompt_tokens=1),)))
+
+
+@pytest.mark.parametrize("kind", ["nan", "error"])
+def test_a_scripted_row_fault_concerns_the_row_with_its_text_only(kind: str) -> None:
+    engine = _engine(MockScript.parse("digits", 0.0, f"{kind}:BAD"))
+    plan = StepPlan((_plan(0, 0, b"BAD", num_prompt_tokens=3), _plan(1, 0, b"good", num_prompt_tokens=4)))
+    sick, well = engine.execute(plan).rows
+    assert sick.error is not None and sick.error.code == "generation_failed"
+    assert (well.error, well.token_ids) == (None, (ord("4"),))
+
+
+def test_a_scripted_crash_fails_the_whole_step() -> None:
+    engine = _engine(MockScript.parse("digits", 0.0, "crash:BOOM,nan:other"))
+    with pytest.raises(RuntimeError, match="scripted crash"):
+        engine.execute(StepPlan((_plan(0, 0, b"a BOOM", num_prompt_tokens=6),)))
+
+
+def test_a_scripted_hang_never_returns() -> None:
+    engine = _engine(MockScript.parse("digits", 0.0, "hang:STUCK"))
+    step = threading.Thread(target=engine.execute, args=(StepPlan((_plan(0, 0, b"STUCK", num_prompt_tokens=5),)),))
+    step.start()
+    step.join(0.05)
+    assert step.is_alive()
+    engine._done.set()
+    step.join()
+
+
+@pytest.mark.parametrize("faults", ["boom:X", "nan", "nan:", ":X", "nan:A,oops:B"])
+def test_an_unknown_fault_stops_the_start_and_names_the_setting(faults: str) -> None:
+    with pytest.raises(SettingError, match="INFERENCE_API_MOCK_FAULTS"):
+        MockScript.parse("digits", 0.0, faults)
+
+
+def test_the_rate_counts_ids_over_all_rows() -> None:
+    engine = _engine(MockScript("digits", 100.0))
+    plan = StepPlan(tuple(_plan(row, 0, b"a", num_prompt_tokens=1) for row in range(4)))
+    began = time.monotonic()
+    engine.execute(plan)
+    assert 0.035 < time.monotonic() - began < 1.0
+
+
+def test_the_description_promises_independent_rows_and_names_the_numeric_path() -> None:
+    info = _engine(NOISE).info
+    assert info.row_independent
+    assert info.digest.startswith("mock-noise-")
+    assert info.digest != _engine(DIGITS).info.digest
+    assert MockEngine(make_image(100), 1, 256, DIGITS).info.context_tokens == 100

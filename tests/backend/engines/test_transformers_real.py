@@ -1,0 +1,144 @@
+"""Hold the `transformers` engine to `model.generate` on the real model, in fp32, and pin one greedy text."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
+from inference_api.backend.engines.transformers import load
+from inference_api.model_image import ModelImage, required_bytes
+
+pytestmark = [pytest.mark.torch, pytest.mark.model, pytest.mark.filterwarnings("default")]
+
+NUM_TOKENS = 24
+NEAR_TIE = 1e-3
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n",
+    "List three uses of a paperclip.",
+    "El agua hierve a",
+    "1 2 3 4 5 6",
+    "Dear Sir or Madam,\n\nI am writing to you because",
+    "The mitochondria",
+    "Q: Why is the sky blue?\nA:",
+    "import numpy as np\n\n",
+    "In 1969, two men",
+]
+PINNED_PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+PINNED_TEXT = "The capital of France is Paris.<|im_end|>"
+
+
+def _load_builders():
+    """Import the conftest beside this file by its path: test modules are no package."""
+    if "engine_builders" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("engine_builders", Path(__file__).with_name("conftest.py"))
+        sys.modules["engine_builders"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["engine_builders"])
+    return sys.modules["engine_builders"]
+
+
+tiny = _load_builders()
+
+
+@pytest.fixture(scope="module")
+def image(model_image_path) -> ModelImage:
+    return ModelImage.open(Path(model_image_path))
+
+
+@pytest.fixture(scope="module")
+def engine(image):
+    return load(image, num_rows=32, context_tokens=1280)
+
+
+@pytest.fixture(scope="module")
+def reference(image):
+    """The unchanged model, as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(image.path, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(image) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(image.tokenizer_path))
+    return [tokenizer.encode(text).ids for text in PROMPTS]
+
+
+def near_ties(reference, jobs, wanted) -> int:
+    """Count jobs that leave `generate`'s ids at a near tie of the two best logits; any other difference is a failure."""
+    count = 0
+    for job, ids in zip(jobs, wanted, strict=True):
+        assert job.error is None
+        for index, (found, expected) in enumerate(zip(job.output, ids, strict=False)):
+            if found != expected:
+                with torch.inference_mode():
+                    logits = reference(torch.tensor([job.prompt + ids[:index]])).logits[0, -1]
+                best = logits.topk(2).values
+                assert float(best[0] - best[1]) < NEAR_TIE
+                count += 1
+                break
+    return count
+
+
+def test_greedy_ids_equal_generate_alone_and_with_31_neighbours(engine, reference, prompts):
+    wanted = [tiny.generated(reference, prompt, NUM_TOKENS) for prompt in prompts]
+    alone = [tiny.Job(prompt, NUM_TOKENS) for prompt in prompts[:3]]
+    for job in alone:
+        tiny.drive(engine, [job], 64)
+    assert near_ties(reference, alone, wanted[:3]) == 0
+    repeated = [index for _ in range(4) for index in range(len(prompts))]
+    jobs = [
+        tiny.Job(prompts[index], NUM_TOKENS - (5 * turn) % 16, arrival=turn // 4) for turn, index in enumerate(repeated)
+    ]
+    tiny.drive(engine, jobs, 5)
+    # 08: at most 1 % of requests; of 44 that is none.
+    assert near_ties(reference, jobs, [wanted[index] for index in repeated]) == 0
+
+
+def test_the_greedy_text_of_one_prompt_is_pinned(engine, image):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(image.tokenizer_path))
+    prompt = tokenizer.encode(PINNED_PROMPT).ids
+    job = tiny.Job(prompt, 8)
+    tiny.drive(engine, [job])
+    assert b"".join(image.token_bytes[i] for i in job.output).decode() == PINNED_TEXT
+    assert job.output[-1] in image.stop_ids
+
+
+def test_what_the_image_says_it_needs_is_what_the_engine_holds(engine, image):
+    assert required_bytes(image, 32, 1280) == engine.info.weight_bytes + engine.info.kv_bytes
+
+
+def test_a_decode_step_at_context_1024_costs_a_bounded_multiple_of_one_at_64(engine, capsys):
+    def seconds(num_rows: int, position: int) -> float:
+        for row in range(num_rows):
+            engine._lengths[row] = position
+        plans = tuple(RowPlan(row, position, (5,), SampleSpec(tiny.GREEDY, 0, position + 1)) for row in range(num_rows))
+        began = time.perf_counter()
+        result = engine.execute(StepPlan(plans))
+        elapsed = time.perf_counter() - began
+        assert len(result.rows) == num_rows
+        return elapsed
+
+    lines = []
+    for num_rows in (1, 8, 32):
+        short = min(seconds(num_rows, 63) for _ in range(3))
+        long = min(seconds(num_rows, 1023) for _ in range(3))
+        lines.append(
+            f"{num_rows} rows: {short * 1e3:.0f} ms at context 64, {long * 1e3:.0f} ms at 1,024, "
+            f"ratio {long / short:.2f}, {num_rows / short:.0f} tok/s"
+        )
+    for row in range(32):
+        engine.release(row)
+    with capsys.disabled():
+        print("", *lines, sep="\n")

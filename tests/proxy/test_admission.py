@@ -1,0 +1,169 @@
+"""Check the decision about a request head, and that no path but the table's is ever let through."""
+
+from __future__ import annotations
+
+import re
+
+import jwt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.admission import Admission, Admitter, RequestHead
+from proxy.answers import Refusal
+from proxy.auth import Authenticator
+from proxy.routes import ROUTES, Route, RouteFault, RouteTable, Scope
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+HTTP_1_1 = (1, 1)
+
+
+def bearer(**claims: object) -> str:
+    return "Bearer " + jwt.encode({"team_id": "t", **claims}, SECRET, algorithm="HS256")
+
+
+def make_admitter(trusted_hosts: frozenset[str] = frozenset()) -> Admitter:
+    authenticator = Authenticator.from_shared_secret(SECRET, lambda: 0.0)
+    return Admitter(RouteTable(), authenticator, trusted_hosts=trusted_hosts, max_body_bytes=100)
+
+
+ADMITTER = make_admitter()
+
+
+def admit(method: str, target: str, **headers: str) -> Admission:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return ADMITTER.admit(RequestHead(method, target, HTTP_1_1, {"host": "x", "authorization": bearer(), **named}))
+
+
+def refusal(method: str, target: str, **headers: str) -> tuple[int, str]:
+    with pytest.raises(Refusal) as caught:
+        admit(method, target, **headers)
+    return caught.value.status, caught.value.code
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.template}")
+def test_every_route_asks_for_its_scope_and_nothing_less(route: Route) -> None:
+    assert route.scope is not None
+    path = route.template.replace("<model>", "falcon40b").replace("<id>", "req_1")
+    scopes = {scope.value: bearer(scope=scope.value) for scope in Scope}
+    for name, authorization in scopes.items():
+        head = RequestHead(route.method, path, HTTP_1_1, {"host": "x", "authorization": authorization})
+        if route.scope is Scope.PUBLIC:
+            assert ADMITTER.admit(head).claims is None
+        elif name == route.scope.value:
+            assert ADMITTER.admit(head).path == path
+        else:
+            with pytest.raises(Refusal) as caught:
+                ADMITTER.admit(head)
+            assert caught.value.status == 403
+    head = RequestHead(route.method, path, HTTP_1_1, {"host": "x"})
+    if route.scope is not Scope.PUBLIC:
+        with pytest.raises(Refusal) as caught:
+            ADMITTER.admit(head)
+        assert caught.value.status == 401
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        [Route("GET", "/x", None)],
+        [Route("GET", "/x", Scope.PUBLIC), Route("GET", "/x", Scope.METRICS)],
+        [Route("GET", "/<surprise>", Scope.PUBLIC)],
+    ],
+    ids=["no scope", "twice", "segment"],
+)
+def test_a_route_table_that_is_not_decided_stops_the_start(routes: list[Route]) -> None:
+    with pytest.raises(RouteFault):
+        RouteTable(routes)
+
+
+ADMITTED_PATH = re.compile(
+    r"/(?:health(?:/live|/ready)?|rows|info|metrics|(?:inference|predictions|chat)/[A-Za-z0-9._:-]+|v1/requests/[A-Za-z0-9_-]+)?"
+)
+NEARLY_A_PATH = st.from_regex(
+    r"/?(inference|health|v1|rows|chat|\.|\.\.|%2e|)(/|%2f|//|\\|;|)(m|live|requests|\.\.|\.|)(/|\?|#|)[a-z.%]{0,3}",
+    fullmatch=True,
+)
+
+
+@given(st.sampled_from(["GET", "POST", "DELETE", "HEAD"]), st.text().map(lambda text: "/" + text) | NEARLY_A_PATH)
+def test_no_path_outside_the_table_is_admitted(method: str, target: str) -> None:
+    try:
+        admission = admit(method, target)
+    except Refusal as fault:
+        refused_with = fault.status
+    else:
+        refused_with = None
+    if refused_with is not None:
+        assert refused_with in (400, 403, 404, 405)
+        return
+    assert ADMITTED_PATH.fullmatch(admission.path)
+    assert not {".", ".."} & set(admission.path.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/inference/..", 404),
+        ("POST", "/inference/.", 404),
+        ("POST", "/inference/a%2fb", 404),
+        ("POST", "/inference/" + "a" * 129, 404),
+        ("POST", "/health", 405),
+        ("HEAD", "/rows", 405),
+        ("TRACE", "/nowhere", 405),
+        ("CONNECT", "x:443", 405),
+        ("GET", "*", 400),
+        ("GET", "/rows#a", 400),
+        ("GET", "/rows?a=\x00", 400),
+        ("GET", "/rows?a=%zz", 400),
+        ("GET", "/rows?" + "&".join("a=1" for _ in range(65)), 400),
+        ("GET", "http://y/rows", 400),
+        ("GET", "https://x/rows", 400),
+    ],
+)
+def test_a_target_is_refused_with_its_status(method: str, target: str, status: int) -> None:
+    assert refusal(method, target)[0] == status
+
+
+def test_a_wrong_method_names_the_right_ones_before_any_credential_is_read() -> None:
+    with pytest.raises(Refusal) as caught:
+        admit("PUT", "/v1/requests/a", authorization="nonsense")
+    assert (caught.value.status, caught.value.headers) == (405, {"Allow": "DELETE, GET"})
+
+
+def test_a_query_is_rebuilt_from_its_pairs() -> None:
+    assert admit("GET", "/rows?b=%41+c&a=&a=/").query == "b=A+c&a=&a=%2F"
+    assert admit("GET", "http://X/rows", host="x").path == "/rows"
+
+
+@pytest.mark.parametrize("host", ["", "x, y", "x/v1?", "x y", "x@y", "x:port", "[::1", "x\x00"])
+def test_an_invalid_host_is_refused(host: str) -> None:
+    assert refusal("GET", "/health", host=host) == (400, "host_invalid")
+
+
+def test_only_trusted_hosts_pass_when_they_are_named() -> None:
+    admitter = make_admitter(frozenset({"api.test"}))
+    assert admitter.admit(RequestHead("GET", "/health", HTTP_1_1, {"host": "API.test:80"})).path == "/health"
+    with pytest.raises(Refusal, match="not one of"):
+        admitter.admit(RequestHead("GET", "/health", HTTP_1_1, {"host": "other.test"}))
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"content_length": "101"}, (413, "body_too_large")),
+        ({"content_length": "9" * 25}, (413, "body_too_large")),
+        ({"transfer_encoding": "gzip, chunked"}, (501, "coding_unsupported")),
+        ({"content_length": "1", "content_encoding": "gzip"}, (415, "content_encoding")),
+        ({"x_api_key": "a"}, (400, "two_credentials")),
+    ],
+)
+def test_framing_and_credentials_are_decided_on_the_head(headers: dict[str, str], expected: tuple[int, str]) -> None:
+    assert refusal("POST", "/inference/m", **headers) == expected
+
+
+def test_a_get_with_a_body_is_refused() -> None:
+    assert refusal("GET", "/rows", content_length="1") == (400, "body_unexpected")
+    assert admit("DELETE", "/v1/requests/a", content_length="0").has_body is False
+    assert admit("POST", "/inference/m", transfer_encoding="Chunked").has_body is True

@@ -1,0 +1,86 @@
+"""Check that settings are read, and that a wrong one stops the start with its name and without its secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.auth import derive_internal_key
+from proxy.config import ConfigError, Settings, read_settings
+
+SECRET = "0123456789abcdef0123456789abcdef"
+KEY = "an internal key of thirty-two bytes or more"
+
+
+def read(environ: dict[str, str], **options: Any) -> Settings:
+    return read_settings(environ, **{"port": 1223, "upstream_url": "http://127.0.0.1:7000", **options})
+
+
+def fault(environ: dict[str, str], **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(environ, **options)
+    return str(caught.value)
+
+
+def test_defaults_need_one_secret() -> None:
+    settings = read({"JWT_SECRET": SECRET, "INTERNAL_AUTH_KEY": KEY})
+    assert (settings.bind, settings.port, settings.upstream_url) == ("127.0.0.1", 1223, "http://127.0.0.1:7000")
+    assert (settings.jwt_secret, settings.internal_key, settings.warnings) == (SECRET.encode(), KEY.encode(), ())
+    assert SECRET not in repr(settings) and KEY not in repr(settings)
+
+
+def test_an_option_wins_over_the_environment() -> None:
+    environ = {"JWT_SECRET": SECRET, "PROXY_BIND": "127.0.0.2", "PROXY_TRUSTED_HOSTS": "A.test, b.test"}
+    assert read(environ).bind == "127.0.0.2"
+    assert read(environ, bind="127.0.0.3").bind == "127.0.0.3"
+    assert read(environ).trusted_hosts == {"a.test", "b.test"}
+
+
+def test_without_a_key_of_its_own_the_assertion_key_is_derived_and_said() -> None:
+    settings = read({"JWT_SECRET": SECRET})
+    assert settings.internal_key == derive_internal_key(SECRET.encode())
+    assert settings.warnings and "INTERNAL_AUTH_KEY" in settings.warnings[0]
+
+
+@pytest.mark.parametrize("secret", ["short", "a-string-secret-at-least-256-bits-long"])
+def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: str) -> None:
+    environ = {"JWT_SECRET": secret, "INTERNAL_AUTH_KEY": KEY}
+    for bind in ("127.0.0.1", "::1", "localhost"):
+        assert "JWT_SECRET" in read(environ, bind=bind).warnings[0]
+    for bind in ("0.0.0.0", "::", "proxy.test"):
+        assert "JWT_SECRET" in fault(environ, bind=bind) and secret not in fault(environ, bind=bind)
+        assert read(environ, bind=bind, insecure_dev=True).warnings
+        assert read({**environ, "INSECURE_DEV": "1"}, bind=bind).warnings
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "name"),
+    [
+        ({}, {}, "JWT_SECRET"),
+        ({"PROXY_MAX_CONNECTIONS": "0"}, {}, "PROXY_MAX_CONNECTIONS"),
+        ({"PROXY_MAX_BODY_BYTES": "many"}, {}, "PROXY_MAX_BODY_BYTES"),
+        ({"PROXY_WRITE_STALL_SECONDS": "nan"}, {}, "PROXY_WRITE_STALL_SECONDS"),
+        ({"INTERNAL_AUTH_KEY": "short"}, {}, "INTERNAL_AUTH_KEY"),
+        ({"INTERNAL_AUTH_KEY_FILE": "/nowhere"}, {}, "INTERNAL_AUTH_KEY_FILE"),
+        ({"JWT_POLICY_FILE": "/nowhere"}, {}, "JWT_POLICY_FILE"),
+        ({}, {"port": 65536}, "--port"),
+        ({}, {"upstream_url": "https://x"}, "--hostname"),
+        ({}, {"upstream_url": "http://x:99999"}, "--hostname"),
+        ({}, {"upstream_url": "http://user@x"}, "--hostname"),
+    ],
+)
+def test_a_wrong_setting_is_named(environ: dict[str, str], options: dict[str, Any], name: str) -> None:
+    secret = {} if name == "JWT_SECRET" else {"JWT_SECRET": SECRET}
+    assert name in fault({**secret, **environ}, **options)
+
+
+def test_the_key_file_must_be_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(KEY + "\n")
+    environ = {"JWT_SECRET": SECRET, "INTERNAL_AUTH_KEY_FILE": str(path)}
+    path.chmod(0o640)
+    assert "chmod 600" in fault(environ)
+    path.chmod(0o600)
+    assert read(environ).internal_key == KEY.encode()

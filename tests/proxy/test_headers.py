@@ -1,0 +1,81 @@
+"""Check that headers cross by name only, that ids come from the proxy, and how an error answer looks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.answers import Refusal, raw_error_answer
+from proxy.headers import AnswerFault, answer_headers, upstream_headers, valid_request_id
+
+
+def test_only_named_headers_go_upstream() -> None:
+    client = {
+        "content-type": "application/json",
+        "cookie": "a=b",
+        "authorization": "Bearer a.b.c",
+        "x-internal-assertion": "forged",
+        "request-id": "forged",
+        "x-request-id": "mine",
+        "te": "trailers",
+    }
+    built = upstream_headers(client, request_id="req_1", assertion="ours")
+    assert built == {
+        "Accept": "*/*",
+        "Content-Type": "application/json",
+        "X-Request-Id": "mine",
+        "Request-Id": "req_1",
+        "X-Internal-Assertion": "ours",
+        "Accept-Encoding": "identity",
+        "User-Agent": "inference-proxy",
+        "Connection": "close",
+    }
+
+
+@pytest.mark.parametrize("value", ["a\x7f", "é", "a" * 1025])
+def test_a_header_value_beyond_printable_ascii_is_a_400(value: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        upstream_headers({"accept": value}, request_id="req_1", assertion=None)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a,b", "a\n", "é", "a" * 129, None])
+def test_a_request_id_of_another_alphabet_is_not_taken(value: str | None) -> None:
+    assert valid_request_id(value) is None
+
+
+def test_only_named_headers_come_back() -> None:
+    upstream = [
+        ("Set-Cookie", "a"),
+        ("Server", "x"),
+        ("X-Inference-Seed", "1"),
+        ("cache-control", "no-cache"),
+        ("Date", "d"),
+    ]
+    assert answer_headers(upstream, request_id="req_1", client_id=None) == [
+        ("X-Inference-Seed", "1"),
+        ("cache-control", "no-cache"),
+        ("Request-Id", "req_1"),
+        ("X-Request-Id", "req_1"),
+    ]
+
+
+@pytest.mark.parametrize("value", ["a\r\nSet-Cookie: b", "a\nb", "a\x00"])
+def test_a_header_that_holds_a_line_end_is_a_fault_of_the_upstream(value: str) -> None:
+    with pytest.raises(AnswerFault):
+        answer_headers([("Cache-Control", value)], request_id="req_1", client_id=None)
+
+
+def test_an_error_answer_has_two_keys_a_code_and_a_length() -> None:
+    head, _, body = raw_error_answer(Refusal(401, "a_code", "A text.", {"Retry-After": "1"})).partition(b"\r\n\r\n")
+    assert json.loads(body) == {"status_code": 401, "message": "A text."}
+    assert head.split(b"\r\n") == [
+        b"HTTP/1.1 401 Unauthorized",
+        b"Content-Type: application/json",
+        b"X-Error-Code: a_code",
+        b"Retry-After: 1",
+        b"WWW-Authenticate: Bearer",
+        b"Content-Length: %d" % len(body),
+        b"Connection: close",
+    ]

@@ -1,0 +1,50 @@
+"""Check the log line: its fields, what it may say of the caller, and that no value can forge a field or a line."""
+
+from __future__ import annotations
+
+import logging
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.auth import Claims
+from proxy.transaction import Transaction, escape
+
+
+def written(caplog: pytest.LogCaptureFixture, transaction: Transaction, *, client_left: bool = False) -> str:
+    with caplog.at_level(logging.INFO, logger="test.transaction"):
+        transaction.finish(client_left=client_left)
+    return caplog.messages[-1]
+
+
+def make_transaction(path: str) -> Transaction:
+    times = iter([10.0, 10.25])
+    return Transaction(path, "127.0.0.1", lambda: next(times), logging.getLogger("test.transaction"))
+
+
+def test_the_line_names_the_caller_by_tenant_and_bearer_id_alone(caplog: pytest.LogCaptureFixture) -> None:
+    transaction = make_transaction("/inference/m")
+    transaction.claims = Claims("t", "j", frozenset({"hidden"}), 99.0, MappingProxyType({"hidden": 1}))
+    transaction.status_code = 200
+    transaction.stats = {"tps": "é\n"}
+    assert written(caplog, transaction) == (
+        "[Transaction] path=/inference/m client_address=127.0.0.1 status_code=200 "
+        'jwt={"team_id":"t","token_id":"j"} stats={"tps":"\\u00e9\\n"} duration_ms=250'
+    )
+
+
+def test_a_client_that_left_is_a_499_and_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    transaction = make_transaction("/a\n[Transaction] jwt=x\x1b[2J")
+    transaction.status_code = 200
+    assert written(caplog, transaction, client_left=True) == (
+        "[Transaction] path=/a\\n[Transaction]\\x20jwt\\x3dx\\x1b[2J client_address=127.0.0.1 status_code=499 "
+        "jwt=- stats=- duration_ms=250"
+    )
+
+
+@given(st.text())
+def test_an_escaped_value_is_one_printable_word(value: str) -> None:
+    word = escape(value)
+    assert word.isascii() and word.isprintable() and not {" ", "="} & set(word) and 0 < len(word) <= 256

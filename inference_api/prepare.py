@@ -354,7 +354,7 @@ def main(arguments: list[str] | None = None) -> int:
             report("verifying every file")
             model_image.verify(image.path)
     except ModelError as error:
-        report(f"error: {error}")
+        print(f"ERROR: {error}", file=sys.stderr, flush=True)
         return 1
     print(image.path)
     return 0

@@ -19,9 +19,10 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from inference_api import model_source
+from inference_api.checkpoint import stop_ids_of
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage, build_mock_image, byte_level_alphabet, verify
-from inference_api.prepare import _stop_ids, kv_bytes_per_token, main, prepare
+from inference_api.prepare import kv_bytes_per_token, main, prepare
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -213,8 +214,8 @@ def test_special_texts_and_stop_ids_come_from_the_checkpoints_own_files(checkpoi
 
 def test_stop_ids_are_read_from_every_place_that_names_one():
     specials = {"<|eot_id|>": 4, "<pad>": 5, "</s>": 6}
-    assert _stop_ids({"eos_token_id": 1}, {"eos_token_id": [2, 3]}, "<pad>", specials) == {1, 2, 3, 4, 5, 6}
-    assert _stop_ids({"eos_token_id": None}, {}, "", {}) == set()
+    assert stop_ids_of({"eos_token_id": 1}, {"eos_token_id": [2, 3]}, "<pad>", specials) == {1, 2, 3, 4, 5, 6}
+    assert stop_ids_of({"eos_token_id": None}, {}, "", {}) == set()
 
 
 def test_pickle_weights_are_refused_with_the_reason(checkpoint, tmp_path):
@@ -254,7 +255,7 @@ def test_a_truncated_weight_file_is_refused(checkpoint, tmp_path):
 )
 def test_the_wrong_family_is_refused_by_name(checkpoint, tmp_path, config):
     (checkpoint / "config.json").write_text(json.dumps(config))
-    assert_refused(checkpoint, tmp_path, f"wrong family: {(config.get('architectures') or ['no model_type'])[0]}")
+    assert_refused(checkpoint, tmp_path, f"wrong family: {(config.get('architectures') or ['unnamed'])[0]}")
 
 
 @pytest.mark.parametrize(("name", "content"), [("config.json", "{"), ("config.json", "[]"), ("tokenizer.json", "{}")])
@@ -354,7 +355,7 @@ def test_the_command_prints_the_path_alone_and_verifies_on_demand(checkpoint, tm
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert capsys.readouterr().err.splitlines()[-1].startswith("prepare: error: model image")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("ERROR: model image")
 
 
 def test_a_wheel_with_another_digest_is_refused(tmp_path):

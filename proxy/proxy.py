@@ -56,11 +56,13 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
     host = f"[{settings.bind}]" if ":" in settings.bind else settings.bind
 
     def announce(arbiter: Any) -> None:
+        """Say where the proxy listens, once it does."""
         port = arbiter.LISTENERS[0].sock.getsockname()[1]
         print(f"http server is starting on {settings.bind} port {port}", flush=True)
         print(f"http server is running as reverse proxy to {settings.upstream_url}", flush=True)
 
     def say_goodbye(_arbiter: Any) -> None:
+        """Say that it has ended."""
         print("http server stopped.", flush=True)
 
     return {

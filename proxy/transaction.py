@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from proxy.auth import Claims
 
@@ -37,7 +38,9 @@ class Transaction:
         self.started = self.now()
 
     def finish(self, *, client_left: bool) -> None:
-        """Write the line."""
+        """Write the line; a health probe that went well, which comes every few seconds, is not worth one."""
+        if self.claims is None and self.status_code == HTTPStatus.OK and not client_left:
+            return
         self.logger.info(
             "[Transaction] path=%s client_address=%s status_code=%d jwt=%s stats=%s duration_ms=%d",
             escape(self.path),

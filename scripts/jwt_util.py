@@ -28,6 +28,7 @@ class UsageError(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        """Turn argparse's fault into ours: one line, exit status 1."""
         raise UsageError(message)
 
 

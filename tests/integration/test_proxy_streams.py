@@ -16,6 +16,31 @@ from tests.integration.proxy_process import AUTHORIZATION, INTERNAL_KEY, ProxyPr
 MIXED_TEXT = "日本語😀é text 한국어🧪".encode()
 LEAVING_DEADLINE_SECONDS = 0.25
 
+SPOOFING_HEADERS = (
+    "Content-Type: application/json",
+    "Cookie: a=b",
+    "X-Internal-Assertion: forged",
+    "Request-Id: forged",
+    "X-Request-Id: mine-1",
+    "X_Internal_Assertion: forged",
+    "X-Forwarded-For: 10.0.0.1",
+    "Connection: keep-alive, X-Team-Id",
+    "X-Team-Id: evil",
+    "Accept-Encoding: gzip",
+)
+UPSTREAM_HEADER_NAMES = [
+    "Accept",
+    "Accept-Encoding",
+    "Connection",
+    "Content-Length",
+    "Content-Type",
+    "Host",
+    "Request-Id",
+    "User-Agent",
+    "X-Internal-Assertion",
+    "X-Request-Id",
+]
+
 
 @pytest.fixture(scope="module")
 def shared_upstream() -> Iterator[ScriptedUpstream]:
@@ -89,35 +114,10 @@ def test_three_byte_splits_at_every_offset_pass_unchanged(
 
 
 def test_headers_sent_upstream_are_an_allow_list(client: RawClient, upstream: ScriptedUpstream) -> None:
-    client.request(
-        "POST",
-        "/chat/m?b=2&a=%41",
-        "Content-Type: application/json",
-        "Cookie: a=b",
-        "X-Internal-Assertion: forged",
-        "Request-Id: forged",
-        "X-Request-Id: mine-1",
-        "X_Internal_Assertion: forged",
-        "X-Forwarded-For: 10.0.0.1",
-        "Connection: keep-alive, X-Team-Id",
-        "X-Team-Id: evil",
-        "Accept-Encoding: gzip",
-        body=b"{}",
-    )
+    client.request("POST", "/chat/m?b=2&a=%41", *SPOOFING_HEADERS, body=b"{}")
     exchange = upstream.accept()
     assert exchange.request_line == "POST /chat/m?b=2&a=A HTTP/1.1"
-    assert sorted(name for name, _value in exchange.headers) == [
-        "Accept",
-        "Accept-Encoding",
-        "Connection",
-        "Content-Length",
-        "Content-Type",
-        "Host",
-        "Request-Id",
-        "User-Agent",
-        "X-Internal-Assertion",
-        "X-Request-Id",
-    ]
+    assert sorted(name for name, _value in exchange.headers) == UPSTREAM_HEADER_NAMES
     assert exchange.header("Accept-Encoding") == "identity"
     request_id = exchange.header("Request-Id") or ""
     assert request_id.startswith("req_") and len(request_id) == 36

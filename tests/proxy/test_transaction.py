@@ -44,6 +44,18 @@ def test_a_client_that_left_is_a_499_and_a_path_cannot_forge_a_line(caplog: pyte
     )
 
 
+def test_a_health_probe_that_went_well_writes_no_line_and_one_that_failed_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transaction = make_transaction("/health")
+    transaction.status_code = 200
+    with caplog.at_level(logging.INFO, "test.transaction"):
+        transaction.finish(client_left=False)
+    assert caplog.messages == []
+    transaction.status_code = 503
+    assert "status_code=503" in written(caplog, transaction)
+
+
 @given(st.text())
 def test_an_escaped_value_is_one_printable_word(value: str) -> None:
     word = escape(value)

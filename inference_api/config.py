@@ -126,9 +126,12 @@ class Settings:
     )
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read settings from the environment (os.environ by default); raise SettingError on a wrong one."""
-        source = os.environ if environ is None else environ
+    def from_environ(cls, environ: Mapping[str, str] | None = None, **options: str) -> Settings:
+        """Read settings from the environment (os.environ by default); raise SettingError on a wrong one.
+
+        `options`, by environment name, come from a command line and win.
+        """
+        source = {**(os.environ if environ is None else environ), **options}
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             for name in field.metadata["names"]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import logging
@@ -353,7 +352,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor; return its exit status."""
-    parser = argparse.ArgumentParser(description="Run the service: backend, gunicorn and, if asked, the proxy.")
+    parser = argparse.ArgumentParser(prog="serve", description="Run the service: backend, gunicorn and, if asked, the proxy.")
     parser.add_argument("--proxy-port", type=int, help="start the proxy on this port too")
     parser.add_argument("--proxy-bind", default="127.0.0.1", help="address the proxy listens on")
     parser.add_argument(
@@ -363,19 +362,17 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--mock", action="store_true", help="run the mock engine instead of a model")
     parser.add_argument("--model", help="folder, GGUF file or hub id of the model")
+    parser.add_argument("--workers", help="number of gunicorn workers")
     parser.add_argument("--insecure-dev", action="store_true", help="serve callers without the proxy, on loopback only")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="supervisor: %(message)s", stream=sys.stderr)
     proxy = (arguments.proxy_bind, arguments.proxy_port) if arguments.proxy_port is not None else None
     try:
-        settings = Settings.from_environ()
-        if arguments.mock:
-            settings = dataclasses.replace(settings, engine="mock")
-        if arguments.model is not None:
-            settings = dataclasses.replace(settings, model=arguments.model)
-        if arguments.insecure_dev:
-            settings = dataclasses.replace(settings, insecure_dev=True)
-        return Supervisor(settings.checked(), proxy=proxy, status_fd=arguments.status_fd).run()
+        options = {"INFERENCE_API_MODEL": arguments.model, "INFERENCE_API_WORKERS": arguments.workers}
+        options["INFERENCE_API_ENGINE"] = "mock" if arguments.mock else None
+        options["INFERENCE_API_INSECURE_DEV"] = "1" if arguments.insecure_dev else None
+        settings = Settings.from_environ(**{name: text for name, text in options.items() if text is not None})
+        return Supervisor(settings, proxy=proxy, status_fd=arguments.status_fd).run()
     except InferenceApiError as error:
         sys.stderr.write(f"ERROR: {error}\n")
         return 1

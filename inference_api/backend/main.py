@@ -132,9 +132,9 @@ def load_engine(settings: Settings, image: ModelImage, context_tokens: int) -> E
 
         script = mock.MockScript.parse(settings.mock_mode, settings.mock_tokens_per_second, settings.mock_faults)
         return mock.load(image, num_rows=settings.rows, context_tokens=context_tokens, script=script)
-    from inference_api.backend.engines import transformers
+    from inference_api.backend.engines.transformers import load
 
-    return transformers.load(image, num_rows=settings.rows, context_tokens=context_tokens)
+    return load(image, num_rows=settings.rows, context_tokens=context_tokens)
 
 
 def ready_message(engine: Engine) -> Ready:

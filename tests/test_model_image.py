@@ -129,9 +129,14 @@ def test_an_interrupted_write_leaves_nothing_and_keeps_what_was_there(tmp_path):
     target = tmp_path / "image"
     target.mkdir()
     (target / "old").write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing(target) as folder:
-        (folder / "half").write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted_write() -> None:
+        with replacing(target) as folder:
+            (folder / "half").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_write()
     assert [path.name for path in tmp_path.iterdir()] == ["image"]
     assert (target / "old").read_text() == "old"
 

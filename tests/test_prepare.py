@@ -286,7 +286,7 @@ def test_too_little_disk_is_refused_with_both_numbers_before_anything_is_written
 
 def test_a_cache_that_cannot_be_made_is_one_line(checkpoint, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelError, match=r"cannot be written to .*: Not a directory"):
+    with pytest.raises(ModelError, match=r"no model image can be made in .*: Not a directory"):
         prepare(str(checkpoint), tmp_path / "file" / "cache", quiet)
 
 

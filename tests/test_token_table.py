@@ -1,4 +1,4 @@
-"""Prove that the bytes of ids, put after each other, are the UTF-8 of their decoded text, for each kind of tokenizer."""
+"""Prove that the joined bytes of ids are the UTF-8 of their decoded text, for each kind of tokenizer."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _settings = Settings.from_environ()
 
 bind = f"{_settings.bind}:{_settings.port}"
 wsgi_app = "inference_api.inference_api_server:create_server()"
-worker_class = "gthread"
+worker_class = "inference_api.server.worker.StreamWorker"
 workers = _settings.workers
 threads = _settings.threads or _settings.min_threads
 worker_connections = 4 * threads

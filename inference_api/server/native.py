@@ -17,7 +17,7 @@ from inference_api.messages import SamplingParams, Submit
 from inference_api.server.chat_template import ChatMessage
 from inference_api.server.context import ServerContext, current_call
 from inference_api.server.generation import Generation, Piece, is_retryable, raise_if_failed
-from inference_api.server.responses import break_connection, event, stream_response
+from inference_api.server.responses import event, stream_response
 from inference_api.server.validation import DEFAULT_STOP_TEXT, NativeRequest, parse_native
 
 LEGACY_MODEL_NAME = "falcon40b"
@@ -65,7 +65,7 @@ class NativeRoutes:
             generation.close()
             raise
         message = prompt if native.return_prompt else ""
-        chunks = self._chat_events(generation, first, message)
+        chunks = self._chat_events(generation, first, message, buffered=buffered)
         return self._respond(native, chunks, generation)
 
     def _parse(self, model: str, *, allow_rag_context: bool) -> NativeRequest:
@@ -131,16 +131,15 @@ class NativeRoutes:
             yield prompt.encode()
         if first.text:
             yield first.text.encode()
-        try:
-            for piece in pieces:
-                if piece.text:
-                    yield piece.text.encode()
-        except InferenceApiError as error:
-            raise break_connection(error) from None
+        for piece in pieces:
+            if piece.text:
+                yield piece.text.encode()
         if self._context.settings.legacy_eos:
             yield DEFAULT_STOP_TEXT.encode()
 
-    def _chat_events(self, generation: Generation, first: Piece | None, message: str) -> Iterator[bytes]:
+    def _chat_events(
+        self, generation: Generation, first: Piece | None, message: str, *, buffered: bool
+    ) -> Iterator[bytes]:
         piece = first
         try:
             while True:
@@ -155,6 +154,8 @@ class NativeRoutes:
                         break
                 piece = generation.next_piece(self._context.settings.sse_ping_seconds)
         except InferenceApiError as error:
+            if buffered:
+                raise
             yield event("error", error_event(error, generation.num_delivered_tokens))
             return
         yield event("close", {"message": "Connection closed"})

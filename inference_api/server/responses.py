@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from flask import Response
 
@@ -36,18 +36,25 @@ def error_response(error: InferenceApiError) -> Response:
 def stream_response(chunks: Iterator[bytes], close: Callable[[], None], *, buffered: bool) -> Response:
     """Return a chunked 200; `close` runs when the response is done, however it ends.
 
-    `buffered` collects the chunks first, for HTTP/1.0, which cannot tell a truncated body from a whole one.
+    `buffered` collects the chunks first, for HTTP/1.0, which cannot tell a truncated body from a whole one; an error of
+    the stream is then raised here, while the status can still tell it.
     """
-    body: Iterable[bytes]
     if buffered:
         try:
-            body = [b"".join(chunks)]
+            body = b"".join(chunks)
         finally:
             close()
         return Response(body, content_type="text/event-stream", headers=STREAM_HEADERS)
-    response = Response(chunks, content_type="text/event-stream", headers=STREAM_HEADERS)
+    response = Response(_break_on_error(chunks), content_type="text/event-stream", headers=STREAM_HEADERS)
     response.call_on_close(close)
     return response
+
+
+def _break_on_error(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from chunks
+    except InferenceApiError as error:
+        raise break_connection(error) from None
 
 
 def break_connection(error: InferenceApiError) -> BrokenPipeError:

@@ -36,6 +36,18 @@ class Journal:
         self.sent.append((worker, message))
 
 
+class TellingCondition(threading.Condition):
+    """Tell that a thread is about to wait; it holds the lock until it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waiting.set()
+        return super().wait(timeout)
+
+
 def _make_loop(rig: Rig) -> tuple[DecodeLoop, Inbox, Journal]:
     journal, inbox = Journal(rig), Inbox()
     return DecodeLoop(rig.scheduler, journal, inbox, journal, lambda: rig.now), inbox, journal
@@ -148,6 +160,7 @@ def test_the_inbox_hands_over_in_order_and_only_once() -> None:
 @pytest.mark.parametrize("act", [lambda inbox: inbox.wake(), lambda inbox: inbox.put(WORKER, Abort("req", "alpha"))])
 def test_a_waiting_inbox_returns_as_soon_as_something_comes(act) -> None:
     inbox, waited = Inbox(), []
+    inbox._condition = condition = TellingCondition()
 
     def wait() -> None:
         began = time.monotonic()
@@ -156,8 +169,7 @@ def test_a_waiting_inbox_returns_as_soon_as_something_comes(act) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not inbox._condition._waiters:
-        threading.Event().wait(0.001)
+    assert condition.waiting.wait(10.0)
     act(inbox)
     thread.join()
     assert waited[0] < 5.0

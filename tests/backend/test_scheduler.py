@@ -226,6 +226,14 @@ def test_the_end_of_the_context_ends_with_length() -> None:
     assert rig.ends["s0"].reason is FinishReason.LENGTH
 
 
+def test_a_prompt_that_fills_the_context_gets_the_one_id_that_needs_no_slot() -> None:
+    rig = Rig(1, context_tokens=16)
+    rig.submit("s0", b"a" * 16, max_tokens=50)
+    rig.run()
+    assert len(rig.ids["s0"]) == 1
+    assert rig.ends["s0"].reason is FinishReason.LENGTH
+
+
 def test_ids_drawn_after_the_end_are_counted_as_discarded_and_never_sent() -> None:
     rig = Rig(1)
     rig.submit("s0", max_tokens=3)

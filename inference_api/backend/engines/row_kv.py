@@ -8,6 +8,8 @@ re-stacked, and GQA heads are folded into queries instead of repeating KV. Knows
 from __future__ import annotations
 
 import dataclasses
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -67,9 +69,8 @@ class RowBatch:
         if alibi is None and spread is None and not bool(hidden.any()):
             return View(segment, first_slot, None, None)
         bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
-        if spread is not None:  # rows outside the batch see one slot, so that no softmax is empty
+        if spread is not None:  # rows outside the batch see nothing; what comes out for them is dropped
             whole = torch.full((span, *bias.shape[1:]), -torch.inf, dtype=dtype)
-            whole[..., 0] = 0.0
             whole[spread] = bias
             bias = whole
         table = None if alibi is None else alibi[:, first_slot : segment.length].to(dtype)
@@ -140,7 +141,14 @@ class RowKV:
         return self._layers[layer_idx]
 
     def _allocate(self, like: Tensor) -> Tensor:
-        return torch.zeros(self._num_rows, like.shape[1], self.context_tokens, like.shape[3], dtype=like.dtype)
+        """Return zeros (rows, kv_heads, context, head_dim) on pages that the kernel zeroes when they are first written.
+
+        `torch.zeros` writes them now: 6 s of a start with the default model. That they are zero matters:
+        slots behind a row's end are multiplied with 0, which leaves NaN as it is.
+        """
+        shape = (self._num_rows, like.shape[1], self.context_tokens, like.shape[3])
+        pages = mmap.mmap(-1, math.prod(shape) * like.element_size())
+        return torch.frombuffer(pages, dtype=like.dtype).view(shape)
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, window: int | None = None

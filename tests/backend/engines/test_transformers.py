@@ -1,17 +1,13 @@
-"""Compare the `transformers` engine with `model.generate` in fp64, exactly, and hold it to the contract of an engine."""
+"""Compare the `transformers` engine with `model.generate` in fp64, exactly, and hold it to an engine's contract."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.transformers import load
@@ -19,20 +15,10 @@ from inference_api.errors import ModelError
 from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
 from inference_api.prepare import prepare
+from tests.backend.engines import tiny_models as tiny
+from tests.backend.engines.allocations import Allocations
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
-
-
-def _load_builders():
-    """Import the conftest beside this file by its path: test modules are no package."""
-    spec = importlib.util.spec_from_file_location("engine_builders", Path(__file__).with_name("conftest.py"))
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules["engine_builders"] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-tiny = _load_builders()
 
 
 def single(row, start, token_id=1, params=tiny.GREEDY):
@@ -93,30 +79,11 @@ def test_the_same_seed_gives_the_same_ids_on_another_row_among_other_neighbours(
     assert len({tuple(job.output) for job in (alone, reseeded, other_choice)}) == 3
 
 
-class Allocations(TorchDispatchMode):
-    """Record the bytes of every tensor that an operation makes in new storage."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes: list[int] = []
-        self.forwards = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        known = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
-        outputs = result if isinstance(result, (tuple, list)) else [result]
-        for output in outputs:
-            if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr() not in known:
-                self.sizes.append(output.numel() * output.element_size())
-        self.forwards += func.__name__.startswith("embedding") and args[0].shape[0] == tiny.VOCAB_SIZE
-        return result
-
-
 def decode_allocations(engine, rows, position) -> Allocations:
     for row in rows:
         engine.release(row)
         engine.execute(StepPlan((RowPlan(row, 0, tuple([5] * position), None),)))
-    with Allocations() as made:
+    with Allocations(engine.info.vocab_size) as made:
         engine.execute(StepPlan(tuple(single(row, position) for row in rows)))
     return made
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from pathlib import Path
 
@@ -13,10 +11,12 @@ import torch
 from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.transformers import load
 from inference_api.model_image import ModelImage, required_bytes
+from tests.backend.engines import tiny_models as tiny
+from tests.backend.engines.allocations import Allocations
 
 pytestmark = [pytest.mark.torch, pytest.mark.model, pytest.mark.filterwarnings("default")]
 
-NUM_TOKENS = 24
+NUM_TOKENS = 20
 NEAR_TIE = 1e-3
 PROMPTS = [
     "The capital of France is",
@@ -33,18 +33,6 @@ PROMPTS = [
 ]
 PINNED_PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 PINNED_TEXT = "The capital of France is Paris.<|im_end|>"
-
-
-def _load_builders():
-    """Import the conftest beside this file by its path: test modules are no package."""
-    if "engine_builders" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("engine_builders", Path(__file__).with_name("conftest.py"))
-        sys.modules["engine_builders"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["engine_builders"])
-    return sys.modules["engine_builders"]
-
-
-tiny = _load_builders()
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +62,7 @@ def prompts(image) -> list[list[int]]:
 
 
 def near_ties(reference, jobs, wanted) -> int:
-    """Count jobs that leave `generate`'s ids at a near tie of the two best logits; any other difference is a failure."""
+    """Count jobs that leave `generate`'s ids at a near tie of the two best logits; fail on any other difference."""
     count = 0
     for job, ids in zip(jobs, wanted, strict=True):
         assert job.error is None
@@ -97,9 +85,9 @@ def test_greedy_ids_equal_generate_alone_and_with_31_neighbours(engine, referenc
     assert near_ties(reference, alone, wanted[:3]) == 0
     repeated = [index for _ in range(4) for index in range(len(prompts))]
     jobs = [
-        tiny.Job(prompts[index], NUM_TOKENS - (5 * turn) % 16, arrival=turn // 4) for turn, index in enumerate(repeated)
+        tiny.Job(prompts[index], NUM_TOKENS - (5 * turn) % 12, arrival=turn // 4) for turn, index in enumerate(repeated)
     ]
-    tiny.drive(engine, jobs, 5)
+    tiny.drive(engine, jobs, 7)
     # 08: at most 1 % of requests; of 44 that is none.
     assert near_ties(reference, jobs, [wanted[index] for index in repeated]) == 0
 
@@ -119,26 +107,38 @@ def test_what_the_image_says_it_needs_is_what_the_engine_holds(engine, image):
     assert required_bytes(image, 32, 1280) == engine.info.weight_bytes + engine.info.kv_bytes
 
 
-def test_a_decode_step_at_context_1024_costs_a_bounded_multiple_of_one_at_64(engine, capsys):
-    def seconds(num_rows: int, position: int) -> float:
-        for row in range(num_rows):
-            engine._lengths[row] = position
-        plans = tuple(RowPlan(row, position, (5,), SampleSpec(tiny.GREEDY, 0, position + 1)) for row in range(num_rows))
-        began = time.perf_counter()
-        result = engine.execute(StepPlan(plans))
-        elapsed = time.perf_counter() - began
-        assert len(result.rows) == num_rows
-        return elapsed
+def decode_step(engine, num_rows: int, position: int) -> float:
+    """Decode one token a row at `position`; return the seconds."""
+    for row in range(num_rows):
+        engine._lengths[row] = position
+    plans = tuple(RowPlan(row, position, (5,), SampleSpec(tiny.GREEDY, 0, position + 1)) for row in range(num_rows))
+    began = time.perf_counter()
+    result = engine.execute(StepPlan(plans))
+    elapsed = time.perf_counter() - began
+    assert len(result.rows) == num_rows
+    return elapsed
 
+
+def test_a_longer_context_costs_a_decode_step_no_memory_and_its_time_is_printed(engine, image, capsys):
     lines = []
     for num_rows in (1, 8, 32):
-        short = min(seconds(num_rows, 63) for _ in range(3))
-        long = min(seconds(num_rows, 1023) for _ in range(3))
+        short, long = (min(decode_step(engine, num_rows, position) for _ in range(3)) for position in (63, 1023))
         lines.append(
             f"{num_rows} rows: {short * 1e3:.0f} ms at context 64, {long * 1e3:.0f} ms at 1,024, "
             f"ratio {long / short:.2f}, {num_rows / short:.0f} tok/s"
         )
+    made = []
+    for position in (63, 1023):
+        with Allocations(image.vocab_size) as step:
+            decode_step(engine, 32, position)
+        made.append(step)
     for row in range(32):
         engine.release(row)
+    assert [step.forwards for step in made] == [1, 1]
+    logits_bytes = 32 * image.vocab_size * 4
+    step_kv_bytes = 32 * image.kv_bytes_per_token
+    assert {size for size in made[1].sizes if size > step_kv_bytes} == {logits_bytes}
+    one_layers_cache = 32 * 1024 * image.kv_bytes_per_token // 30
+    assert sum(made[1].sizes) - sum(made[0].sizes) < one_layers_cache / 8
     with capsys.disabled():
         print("", *lines, sep="\n")

@@ -352,7 +352,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor; return its exit status."""
-    parser = argparse.ArgumentParser(prog="serve", description="Run the service: backend, gunicorn and, if asked, the proxy.")
+    parser = argparse.ArgumentParser(prog="serve", description="Run the backend, gunicorn and, if asked, the proxy.")
     parser.add_argument("--proxy-port", type=int, help="start the proxy on this port too")
     parser.add_argument("--proxy-bind", default="127.0.0.1", help="address the proxy listens on")
     parser.add_argument(

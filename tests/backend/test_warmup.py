@@ -59,7 +59,7 @@ def test_a_chunk_alone_stays_below_half_a_second(monkeypatch: pytest.MonkeyPatch
 
 def test_a_slow_engine_still_gets_the_smallest_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ClockedEngine(lambda plan: float(_num_tokens(plan)))
-    assert _warm(monkeypatch, engine) == PrefillBudget(16, 16)
+    assert _warm(monkeypatch, engine) == PrefillBudget(32, 32)
 
 
 def test_a_set_chunk_is_taken_unmeasured_after_prefill_and_decode_have_run(monkeypatch: pytest.MonkeyPatch) -> None:

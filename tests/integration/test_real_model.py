@@ -69,9 +69,7 @@ def test_a_seed_repeats_a_sampled_text(service: Service) -> None:
 
 
 def test_forty_requests_share_the_rows_and_all_end(service: Service) -> None:
-    answers = in_parallel(
-        [lambda n=n: _generate(service, f"Count from {n}:", max_tokens=8, seed=n) for n in range(40)]
-    )
+    answers = in_parallel([lambda n=n: _generate(service, f"Count from {n}:", max_tokens=8, seed=n) for n in range(40)])
     assert [answer.status_code for answer in answers] == [200] * 40
     assert all(answer.text for answer in answers)
 

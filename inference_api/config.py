@@ -24,11 +24,17 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 
 
 def setting(
-    default: Any, *names: str, doc: str, low: float | None = None, high: float | None = None, choices: str = ""
+    default: Any,
+    *names: str,
+    doc: str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: str = "",
+    secret: bool = False,
 ) -> Any:
     """Declare a field of Settings: its default, its environment names, its bounds and one line of documentation."""
     metadata = {"names": names, "doc": doc, "low": low, "high": high, "choices": tuple(choices.split())}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +111,10 @@ class Settings:
         doc="On a loopback bind, serve callers without the proxy's assertion as the tenant 'local'.",
     )
     internal_auth_key: str = setting(
-        "", "INTERNAL_AUTH_KEY", doc="Key of the proxy's assertions, at least 32 bytes; empty: the key file's."
+        "",
+        "INTERNAL_AUTH_KEY",
+        doc="Key of the proxy's assertions, at least 32 bytes; empty: the key file's.",
+        secret=True,
     )
     internal_auth_key_file: str = setting(
         "", "INTERNAL_AUTH_KEY_FILE", doc="File (0600) with that key; empty: made in the run folder."

@@ -31,7 +31,6 @@ class RefusalReason(enum.StrEnum):
     QUEUE_FULL = "queue_full"
     DRAINING = "draining"
     TOO_LONG = "too_long"
-    DUPLICATE = "duplicate"
 
 
 class QueryKind(enum.StrEnum):

@@ -306,6 +306,7 @@ class Supervisor:
         """Refuse new work; stop when the rows are empty or the grace is over. A second signal stops at once."""
         if self._stopping:
             grace_seconds = 0.0
+            self._timers.pop("stop", None)
         self._stopping = True
         self._grace_until = time.monotonic() + grace_seconds
         for name in ("restart", "watchdog", *(f"restart {front}" for front in self._fronts)):

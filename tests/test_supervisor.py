@@ -126,6 +126,8 @@ def test_failed_restarts_are_told_to_the_workers_and_forgotten_once_ready(stage:
     assert told == ["0", "1", "2", "3", "4", "5"]
     stage.report(READY)
     assert stage.state_path.read_text() == "0"
+    stage.end("backend")
+    assert (stage.state_path.read_text(), stage.timer("restart")) == ("0", 0.0)
 
 
 def test_a_backend_that_never_was_ready_stops_the_service_after_three_deaths(

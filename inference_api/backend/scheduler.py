@@ -231,7 +231,7 @@ class Scheduler:
             del self._running[sequence.row]
             self._rows.free(sequence.row)
             self._released.append(sequence.row)
-            self._admission.release(now - (sequence.started_at or now))
+            self._admission.release(sequence.running_seconds(now))
         key = (sequence.submit.tenant, sequence.submit.request_id)
         self._by_request[key].remove(sequence)
         if not self._by_request[key]:

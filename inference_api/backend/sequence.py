@@ -115,6 +115,10 @@ class Sequence:
         stop = self.stop if reason is FinishReason.STOP else None
         return Finished(reason, self.num_completion_tokens, self.timing(now), stop, error)
 
+    def running_seconds(self, now: float) -> float:
+        """Return how long the sequence has had a row."""
+        return 0.0 if self.started_at is None else now - self.started_at
+
     def timing(self, now: float) -> Timing:
         """Return where the time went until `now`, or until the end."""
         end = self.finished_at if self.finished_at is not None else now

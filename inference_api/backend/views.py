@@ -24,7 +24,7 @@ def row_view(row: int, sequence: Sequence | None, tenant: str, now: float) -> Ro
         request_id=sequence.submit.request_id,
         num_prompt_tokens=sequence.submit.num_prompt_tokens,
         num_completion_tokens=sequence.num_completion_tokens,
-        running_seconds=round(now - (sequence.started_at or now), 3),
+        running_seconds=round(sequence.running_seconds(now), 3),
     )
 
 

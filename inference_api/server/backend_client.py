@@ -39,6 +39,7 @@ from inference_api.messages import (
     Ready,
     RefusalReason,
     Refused,
+    SequenceOutput,
     Snapshot,
     StepOutput,
     Submit,
@@ -215,9 +216,7 @@ class BackendClient:
         match message:
             case StepOutput():
                 for output in message.outputs:
-                    if output.finished is not None:
-                        self._open.pop(output.session_id, None)
-                    self._router.deliver(output)
+                    self._deliver(output)
             case Accepted() | Refused():
                 request = self._open.get(message.session_id)
                 if request is not None:
@@ -230,6 +229,14 @@ class BackendClient:
                 self._ready = message
             case Failed():
                 logger.error("backend failed: %s", message.error.message)
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        request = self._open.get(output.session_id)
+        fits = self._router.deliver(output)
+        if output.finished is not None or not fits:
+            self._open.pop(output.session_id, None)
+        if not fits and request is not None:
+            self.abort(request.submit.request_id, request.submit.tenant)
 
     def _answer(self, ask_id: int, message: Pong | Snapshot) -> None:
         waiting = self._asked.get(ask_id)

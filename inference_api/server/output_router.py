@@ -101,8 +101,11 @@ class OutputRouter:
             self._streams[session_id] = stream
         return stream
 
-    def deliver(self, output: SequenceOutput) -> None:
-        """Hand an output to its session, or count its ids as late or foreign."""
+    def deliver(self, output: SequenceOutput) -> bool:
+        """Hand an output to its session, or count its ids as late or foreign.
+
+        Returns False if it broke an open stream, which then ends with an error: its row should be given back.
+        """
         with self._lock:
             stream = self._streams.get(output.session_id)
             if stream is None:
@@ -110,13 +113,15 @@ class OutputRouter:
                     self.late_tokens += len(output.token_ids)
                 else:
                     self.foreign_tokens += len(output.token_ids)
-                return
+                return True
             if output.finished is not None:
                 self._close(output.session_id)
-        if not stream.deliver(output):
-            self.foreign_tokens += len(output.token_ids)
-            self.close(output.session_id)
-            stream.end(_BROKEN)
+        if stream.deliver(output):
+            return True
+        self.foreign_tokens += len(output.token_ids)
+        self.close(output.session_id)
+        stream.end(_BROKEN)
+        return False
 
     def close(self, session_id: str, finished: Finished | None = None) -> None:
         """Close a session; its reader gets `finished` if it is given."""

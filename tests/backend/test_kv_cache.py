@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api.backend.kv_cache import RowAllocator
@@ -25,6 +25,7 @@ def test_no_free_row_is_an_error_of_the_caller() -> None:
         rows.allocate()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=60))
 def test_no_row_has_two_owners_and_epochs_only_grow(moves: list[tuple[bool, int]]) -> None:
     rows, owned, epochs = RowAllocator(5), set[int](), [0] * 5

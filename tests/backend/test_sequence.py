@@ -8,8 +8,8 @@ from inference_api.backend.sequence import Sequence, SequenceStatus
 from inference_api.messages import ErrorInfo, FinishReason, Timing
 from tests.backend.factories import make_submit
 
-# Clock readings whose sums with 60 round: the text must not depend on that.
-_ARRIVALS = [0.1, 1000.0, 123456.789, 4194304.3]
+# Clock readings at which adding a limit and taking the reading away again does not give the limit back.
+_ARRIVALS = [1000.0, 844.717949, 8184.809515, 8190.618871]
 
 
 @pytest.mark.parametrize("arrived_at", _ARRIVALS)

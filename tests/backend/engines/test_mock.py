@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
@@ -46,6 +46,7 @@ def test_echo_repeats_the_prompt_and_ends_it() -> None:
     assert _generate(_engine(ECHO), 0, b"hello", 6) == [*b"hello", EOS_ID]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1), st.integers(0, 3), st.binary(min_size=1, max_size=20))
 def test_noise_is_a_function_of_prompt_seed_and_choice_in_every_row(seed: int, choice: int, prompt: bytes) -> None:
     first = _generate(_engine(NOISE), 0, prompt, 8, seed=seed, choice=choice)

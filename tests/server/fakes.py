@@ -1,0 +1,140 @@
+"""Stand in for what a worker talks to: a client that answers from a script, and a backend at the end of a socket."""
+
+from __future__ import annotations
+
+import queue
+import select
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from inference_api.messages import (
+    NO_TIMING,
+    Accepted,
+    ErrorInfo,
+    Finished,
+    FinishReason,
+    Message,
+    Ping,
+    Pong,
+    QueryKind,
+    Ready,
+    SequenceOutput,
+    Snapshot,
+    Submit,
+    WorkerMessage,
+)
+from inference_api.queues import Connection, ConnectionLostError, listen
+from inference_api.server.output_router import SessionStream
+
+WAIT_SECONDS = 10.0
+READY = Ready("incarnation-1", "digest-1", "mock", "mock", "none", 4, 64, True)
+STOPPED = FinishReason.STOP
+
+
+def finished(
+    reason: FinishReason = FinishReason.LENGTH, num_tokens: int = 0, stop: bytes | None = None, error: str = ""
+) -> Finished:
+    """Return a terminal event; `error` is the code of one, whose text is 'it broke'."""
+    info = ErrorInfo(error, "it broke") if error else None
+    return Finished(FinishReason.ERROR if error else reason, num_tokens, NO_TIMING, stop, info)
+
+
+class FakeClient:
+    """Answer like a BackendClient, from what the test has set: `text` in pieces, then `end`."""
+
+    def __init__(self) -> None:
+        self.ready: Ready | None = READY
+        self.pieces: list[bytes] = [b"Hel", b"lo"]
+        self.end: Finished | None = finished()
+        self.refusal: Exception | None = None
+        self.pong: Pong | None = Pong(1, 0.1, False, 0, 0)
+        self.snapshot: Snapshot | None = Snapshot(1, 2, 4, 1)
+        self.submits: list[Submit] = []
+        self.aborts: list[tuple[str, str]] = []
+        self.queries: list[tuple[QueryKind, str, str]] = []
+        self.streams: list[SessionStream] = []
+
+    def submit(self, submit: Submit) -> tuple[SessionStream, Accepted]:
+        self.submits.append(submit)
+        if self.refusal is not None:
+            raise self.refusal
+        stream = SessionStream(submit.session_id)
+        self.streams.append(stream)
+        index = 0
+        for piece in self.pieces:
+            stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, list(piece)))
+            index += len(piece)
+        if self.end is not None:
+            stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, [], self.end))
+        return stream, Accepted(submit.session_id, 0, 0.0)
+
+    def abort(self, request_id: str, tenant: str) -> None:
+        self.aborts.append((request_id, tenant))
+
+    def ping(self, timeout_seconds: float) -> Pong | None:
+        return self.pong
+
+    def query(self, kind: QueryKind, tenant: str, request_id: str, timeout_seconds: float) -> Snapshot | None:
+        self.queries.append((kind, tenant, request_id))
+        return self.snapshot
+
+    @property
+    def last(self) -> Submit:
+        """The newest Submit."""
+        return self.submits[-1]
+
+
+class FakeBackend:
+    """Listen where a backend would; `answer` maps what a worker sends to what it gets back."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = listen(path)
+        self._listener.settimeout(WAIT_SECONDS)
+        self._threads: list[threading.Thread] = []
+        self._connections: list[Connection] = []
+        self.received: queue.Queue[Message] = queue.Queue()
+        self.answer: Callable[[Message], list[Message]] = answer_politely
+
+    def accept(self, ready: Ready = READY) -> Connection:
+        """Take the next connection, greet it, and answer what comes from it until it ends."""
+        sock, _ = self._listener.accept()
+        connection = Connection(sock, WorkerMessage)
+        connection.send(ready)
+        thread = threading.Thread(target=self._serve, args=(connection,), name="fake-backend")
+        thread.start()
+        self._threads.append(thread)
+        self._connections.append(connection)
+        return connection
+
+    def close(self) -> None:
+        """End every connection and the listening socket."""
+        for connection in self._connections:
+            connection.shutdown()
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+        self._listener.close()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            while True:
+                select.select([connection], [], [])
+                for message in connection.receive():
+                    self.received.put(message)
+                    for answer in self.answer(message):
+                        connection.send(answer)
+        except ConnectionLostError:
+            return
+
+
+def answer_politely(message: Message) -> list[Message]:
+    """Accept every Submit and answer every Ping."""
+    match message:
+        case Submit():
+            return [Accepted(message.session_id, 0, 0.0)]
+        case Ping():
+            return [Pong(message.ping_id, 0.1, False, 0, 0)]
+        case _:
+            return []

@@ -1,0 +1,148 @@
+"""Check delivery to sessions: order, ends, late and foreign ids, and readers that wait without using the CPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from inference_api.messages import FinishReason, SequenceOutput
+from inference_api.server import output_router
+from inference_api.server.output_router import Delivery, OutputRouter, SessionStream
+from tests.server.fakes import finished
+
+
+def _output(index: int, ids: list[int], *, session_id: str = "s0", epoch: int = 1, end=None) -> SequenceOutput:
+    return SequenceOutput(session_id, 0, epoch, index, ids, end)
+
+
+def test_the_first_id_leaves_alone_and_those_that_queue_up_join_one_read() -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    router.deliver(_output(0, [1, 2]))
+    router.deliver(_output(2, [3]))
+    router.deliver(_output(3, [4], end=finished()))
+    assert stream.read() == Delivery((1,), None)
+    assert stream.read() == Delivery((2, 3, 4), finished())
+
+
+def test_an_end_comes_once_all_ids_are_read_and_not_before() -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    router.deliver(_output(0, [1, 2], end=finished()))
+    assert stream.read() == Delivery((1,), None)
+    assert stream.read() == Delivery((2,), finished())
+
+
+def test_an_end_without_ids_is_a_delivery_of_its_own() -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    router.deliver(SequenceOutput("s0", -1, 0, 0, [], finished(FinishReason.ABORT)))
+    assert stream.read() == Delivery((), finished(FinishReason.ABORT))
+
+
+def test_a_read_gives_up_after_its_time_and_loses_nothing() -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    assert stream.read(0.0) is None
+    router.deliver(_output(0, [1]))
+    assert stream.read(0.0) == Delivery((1,), None)
+    assert stream.read(0.0) is None
+
+
+def test_ids_for_a_session_that_has_just_ended_are_late() -> None:
+    router = OutputRouter()
+    router.open("s0")
+    router.close("s0")
+    router.deliver(_output(0, [1, 2]))
+    assert (router.late_tokens, router.foreign_tokens) == (2, 0)
+
+
+def test_ids_for_a_session_that_never_was_are_foreign() -> None:
+    router = OutputRouter()
+    router.deliver(_output(0, [1, 2, 3]))
+    assert (router.late_tokens, router.foreign_tokens) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [_output(1, [2, 3], epoch=2), _output(2, [2, 3]), _output(0, [2, 3]), _output(1, [2, 3], epoch=2, end=finished())],
+    ids=["epoch", "gap", "repeat", "epoch at the end"],
+)
+def test_an_output_that_does_not_fit_its_stream_ends_it_with_one_error_and_is_counted(wrong: SequenceOutput) -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    router.deliver(_output(0, [1]))
+    router.deliver(wrong)
+    assert stream.read() == Delivery((1,), output_router._BROKEN)
+    assert stream.token_ids == [1]
+    assert router.foreign_tokens == 2
+    assert router.num_open == 0
+    router.deliver(_output(1, [9], end=finished()))
+    assert router.late_tokens == 1
+
+
+def test_a_session_is_closed_by_its_terminal_event() -> None:
+    router = OutputRouter()
+    streams = [router.open(f"s{number}") for number in range(3)]
+    assert router.num_open == 3
+    router.deliver(_output(0, [1], session_id="s1", end=finished()))
+    assert router.open_streams() == [streams[0], streams[2]]
+
+
+def test_a_session_that_the_worker_closes_gets_the_end_it_is_given() -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    router.close("s0", finished(error="backend_lost"))
+    router.close("s0", finished())
+    delivery = stream.read()
+    assert delivery is not None
+    assert delivery.finished == finished(error="backend_lost")
+
+
+def test_the_memory_of_ended_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_router, "MAX_ENDED_SESSIONS", 2)
+    router = OutputRouter()
+    for number in range(4):
+        router.open(f"s{number}")
+        router.close(f"s{number}")
+    for number in range(4):
+        router.deliver(_output(0, [1], session_id=f"s{number}"))
+    assert (router.late_tokens, router.foreign_tokens) == (2, 2)
+
+
+def test_a_reader_that_waits_gets_the_id_as_soon_as_it_is_delivered() -> None:
+    stream = SessionStream("s0")
+    got: list[Delivery | None] = []
+    reader = threading.Thread(target=lambda: got.append(stream.read(30.0)))
+    reader.start()
+    stream.deliver(_output(0, [5]))
+    reader.join()
+    assert got == [Delivery((5,), None)]
+
+
+def test_thirty_two_waiting_readers_use_no_cpu() -> None:
+    streams = [SessionStream(f"s{number}") for number in range(32)]
+    readers = [threading.Thread(target=stream.read, args=(30.0,)) for stream in streams]
+    for reader in readers:
+        reader.start()
+    began = time.process_time()
+    threading.Event().wait(0.3)
+    used = time.process_time() - began
+    for stream in streams:
+        stream.end(finished())
+    for reader in readers:
+        reader.join()
+    assert used < 0.03
+
+
+def test_a_slow_reader_holds_up_nobody() -> None:
+    router = OutputRouter()
+    slow, fast = router.open("slow"), router.open("fast")
+    for index in range(2048):
+        router.deliver(_output(index, [index], session_id="slow"))
+        router.deliver(_output(index, [index], session_id="fast"))
+        assert fast.read(0.0) == Delivery((index,), None)
+    assert slow.read(0.0) == Delivery((0,), None)
+    assert slow.read(0.0) == Delivery(tuple(range(1, 2048)), None)

@@ -119,6 +119,18 @@ def test_an_accepted_submit_streams_its_ids_to_the_end(line: Line) -> None:
     assert line.client._open == {}
 
 
+def test_a_stream_that_an_output_does_not_fit_ends_with_an_error_and_its_row_is_given_back(line: Line) -> None:
+    connection = line.connect()
+    submit = make_submit("s0")
+    stream, _ = line.client.submit(submit)
+    assert line.next_message() == submit
+    connection.send(StepOutput([SequenceOutput("s0", 0, 1, 5, [9])]))
+    assert _end_of(stream).reason is FinishReason.ERROR
+    assert line.next_message() == Abort(submit.request_id, submit.tenant)
+    assert line.router.foreign_tokens == 1
+    assert line.client._open == {}
+
+
 @pytest.mark.parametrize(
     ("reason", "error", "retry_after_seconds"),
     [

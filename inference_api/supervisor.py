@@ -252,9 +252,7 @@ class Supervisor:
                 case Drained():
                     self._stop_children()
                 case Fatal():
-                    self._exit_status = 1
-                    sys.stderr.write(f"ERROR: {message.error.message}\n")
-                    self._drain(0.0)
+                    self._backend_cannot_start(message.error.message)
 
     def _backend_is_ready(self, ready: Ready) -> None:
         self._failed_starts = 0
@@ -265,6 +263,13 @@ class Supervisor:
             card = functools.partial(print_card, self._settings, ready, proxy=self._proxy_address, secret=jwt_secret())
             threading.Thread(target=card, name="card", daemon=True).start()
         self._was_ready = True
+
+    def _backend_cannot_start(self, cause: str) -> None:
+        """Stop a service that has never served; one that has is kept, for memory or a disk may come back."""
+        sys.stderr.write(f"ERROR: {cause}\n")
+        if not self._was_ready:
+            self._exit_status = 1
+            self._drain(0.0)
 
     def _kill_hung_backend(self) -> None:
         backend = self._children.get("backend")

@@ -26,11 +26,13 @@ _PARAMS = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, seed=0)
 
 
 def warm_up(engine: Engine, chunk_tokens: int = 0) -> PrefillBudget:
-    """Run every kind of step; return the budget that was measured, or `chunk_tokens` for both if it is set.
+    """Run every kind of step; return the budget: `chunk_tokens` if it is set, the engine's own, or the measured one.
 
     Every row but the last decodes while the last one prefills; every step starts its rows anew, and all are released
     at the end.
     """
+    if engine.info.prefill_budget is not None:
+        return PrefillBudget(chunk_tokens, chunk_tokens) if chunk_tokens else engine.info.prefill_budget
     decode_seconds = min(_step_seconds(engine, 0, decoding=True) for _ in range(NUM_DECODE_STEPS))
     if chunk_tokens:
         _step_seconds(engine, min(chunk_tokens, engine.info.context_tokens - 1), decoding=True)

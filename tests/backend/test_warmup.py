@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -16,17 +17,19 @@ from tests.backend.factories import DIGITS, ECHO, NOISE, make_image
 
 
 class ClockedEngine:
-    """Charge an injected clock for each step: `cost` maps a plan to seconds."""
+    """Charge an injected clock for each step: `cost` maps a plan to seconds; like a real engine, name no budget."""
 
-    def __init__(self, cost: Callable[[StepPlan], float], num_rows: int = 4, context_tokens: int = 2048) -> None:
-        self._inner = MockEngine(make_image(), num_rows, context_tokens, DIGITS)
+    def __init__(
+        self, cost: Callable[[StepPlan], float], num_rows: int = 4, context_tokens: int = 2048, script=DIGITS
+    ) -> None:
+        self._inner = MockEngine(make_image(), num_rows, context_tokens, script)
         self._cost = cost
         self.plans: list[StepPlan] = []
         self.now = 0.0
 
     @property
     def info(self) -> EngineInfo:
-        return self._inner.info
+        return dataclasses.replace(self._inner.info, prefill_budget=None)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
@@ -74,8 +77,14 @@ def test_a_set_chunk_is_taken_unmeasured_after_prefill_and_decode_have_run(monke
     ids=lambda value: getattr(value, "mode", value),
 )
 def test_every_size_and_mode_warms_up_and_leaves_no_row_in_use(num_rows: int, context_tokens: int, script) -> None:
-    engine = MockEngine(make_image(), num_rows, context_tokens, script)
+    engine = ClockedEngine(lambda plan: 0.001, num_rows, context_tokens, script)
     warm_up(engine)
-    assert engine._rows == [[] for _ in range(num_rows)]
+    assert engine._inner._rows == [[] for _ in range(num_rows)]
     check_engine(engine)
-    assert engine._rows[0] == []
+    assert engine._inner._rows[0] == []
+
+
+def test_an_engine_that_names_its_budget_is_not_measured() -> None:
+    engine = MockEngine(make_image(), 4, 2048, dataclasses.replace(DIGITS, tokens_per_second=0.001))
+    assert warm_up(engine) == engine.info.prefill_budget == PrefillBudget(512, 512)
+    assert warm_up(engine, 7) == PrefillBudget(7, 7)

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.raw_http import RawStream
-from tests.integration.service import Service, new_request_id, running_service, wait_for
+from tests.integration.service import Service, in_parallel, new_request_id, running_service, wait_for
 
 NUM_ROWS = 32
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    """A service of 32 rows whose steps take 10 ms when all rows decode."""
-    with running_service(INFERENCE_API_MOCK_TOKENS_PER_SECOND="3200") as running:
+    """A service of 32 rows whose steps take 20 ms when all rows decode."""
+    with running_service(INFERENCE_API_MOCK_TOKENS_PER_SECOND="1600") as running:
         yield running
 
 
@@ -38,32 +38,30 @@ def test_32_requests_of_32_tokens_share_their_forward_passes(service: Service) -
 
 
 def test_a_request_sent_while_31_rows_decode_gets_its_first_token_before_any_of_them_ends(service: Service) -> None:
-    with open_streams(service, NUM_ROWS - 1, 150) as streams:
+    with open_streams(service, NUM_ROWS - 1, 100) as streams:
         assert all(stream.read_chunk() for stream in streams)
         with RawStream(service.port, "/inference/mock", {"text": "late", "max_tokens": 1}) as late:
-            assert late.read_all() == b"4"
-        ends = [stream.read_all() for stream in streams]
-        assert [len(body) for body in ends] == [150] * (NUM_ROWS - 1)
-        assert late.chunks[0].at < min(stream.chunks[-1].at for stream in streams)
+            # A thread a stream: a chunk's time is the time at which it is read.
+            *texts, late_text = in_parallel([stream.read_all for stream in (*streams, late)])
+            assert [len(text) for text in texts] == [100] * (NUM_ROWS - 1)
+            assert late_text == b"4"
+            assert late.chunks[0].at < min(stream.chunks[-1].at for stream in streams)
 
 
 def test_a_33rd_request_takes_the_row_of_the_first_that_ends(service: Service) -> None:
     short_id, late_id = new_request_id(), new_request_id()
     short_body, late_body = {"text": "short", "max_tokens": 50}, {"text": "late", "max_tokens": 1}
     with (
-        open_streams(service, NUM_ROWS - 1, 200) as streams,
+        open_streams(service, NUM_ROWS - 1, 120) as streams,
         RawStream(service.port, "/inference/mock", short_body, {"Request-Id": short_id}) as short,
     ):
         assert short.read_chunk() and all(stream.read_chunk() for stream in streams)
         with RawStream(service.port, "/inference/mock", late_body, {"Request-Id": late_id}) as late:
-            wait_for(lambda: service.view(late_id)["state"] == "waiting", 2.0, "a place in the queue")
-            assert service.view(late_id)["place"] == 1
-            assert late.read_all() == b"4"
-        short.read_all()
-        for stream in streams:
-            stream.read_all()
-        assert short.chunks[-1].at <= late.chunks[0].at + 0.05
-        assert late.chunks[0].at < min(stream.chunks[-1].at for stream in streams)
+            wait_for(lambda: service.view(late_id).get("place") == 1, 2.0, "a place in the queue")
+            in_parallel([stream.read_all for stream in (*streams, short, late)])
+            assert short.whole and late.body == b"4"
+            assert short.chunks[-1].at - 0.05 < late.chunks[0].at < short.chunks[-1].at + 0.25
+            assert late.chunks[0].at < min(stream.chunks[-1].at for stream in streams)
     assert service.view(late_id)["row"] == service.view(short_id)["row"]
 
 

@@ -19,7 +19,9 @@ STEP_SECONDS = 0.1
 NOTICE_SECONDS = 0.25
 LONG = {"text": "x", "max_tokens": 2000}
 LONG_PROMPT = {"text": "x" * 1500, "max_tokens": 1}
-WAYS = pytest.mark.parametrize("leave", [RawStream.close, RawStream.reset, RawStream.half_close], ids=lambda w: w.__name__)
+WAYS = pytest.mark.parametrize(
+    "leave", [RawStream.close, RawStream.reset, RawStream.half_close], ids=lambda w: w.__name__
+)
 Leave = Callable[[RawStream], None]
 
 
@@ -117,7 +119,7 @@ def test_a_client_that_has_left_before_its_request_is_read_gets_no_row_for_long(
 def test_a_freed_row_goes_to_the_next_in_the_queue(service: Service, streams: contextlib.ExitStack) -> None:
     running = [start(service, streams, LONG)[0] for _ in range(2)]
     assert all(stream.read_chunk() for stream in running)
-    waiting, request_id = start(service, streams, {"text": "x", "max_tokens": 1})
+    waiting, _ = start(service, streams, {"text": "x", "max_tokens": 1})
     wait_for(lambda: service.rows()["num_waiting"] == 1, 2.0, "a request in the queue")
     running[0].close()
     waiting.sock.settimeout(NOTICE_SECONDS + 4 * STEP_SECONDS)

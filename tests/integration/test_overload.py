@@ -73,9 +73,7 @@ def test_what_exceeds_rows_and_queue_is_refused_at_once_and_counted(
     assert service.metric("inference_api_refused_total") - refused == len(turned_away)
 
 
-def test_a_refusal_takes_no_time_while_rows_and_queue_are_full(
-    service: Service, streams: contextlib.ExitStack
-) -> None:
+def test_a_refusal_takes_no_time_while_rows_and_queue_are_full(service: Service, streams: contextlib.ExitStack) -> None:
     fill_rows(service, streams)
     for _ in range(NUM_PLACES):
         streams.enter_context(RawStream(service.port, "/inference/mock", LONG))

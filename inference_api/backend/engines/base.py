@@ -13,6 +13,14 @@ from inference_api.messages import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PrefillBudget:
+    """Prompt tokens a step may carry: beside decoding rows, and alone."""
+
+    beside_tokens: int
+    alone_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Describe an engine that is loaded: what it can hold and which numeric path it took."""
 
@@ -28,6 +36,8 @@ class EngineInfo:
     """Names the weights and the numeric path; equal digests make equal ids for equal requests."""
     weight_bytes: int = 0
     kv_bytes: int = 0
+    prefill_budget: PrefillBudget | None = None
+    """Set by an engine whose steps cost the same whatever they carry: there is nothing to warm up or to measure."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,14 +95,6 @@ class StepResult:
     """What the engine made of a plan: one RowResult for each row that samples, or that failed."""
 
     rows: tuple[RowResult, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrefillBudget:
-    """Prompt tokens a step may carry: beside decoding rows, and alone."""
-
-    beside_tokens: int
-    alone_tokens: int
 
 
 EMPTY_PLAN = StepPlan(rows=())

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from inference_api.backend.engines.base import (
     EngineInfo,
+    PrefillBudget,
     RowError,
     RowPlan,
     RowResult,
@@ -23,6 +24,9 @@ from inference_api.backend.engines.base import (
 )
 from inference_api.errors import SettingError
 from inference_api.model_image import ModelImage
+
+PREFILL_TOKENS = 512
+"""Prompt tokens that a step takes in: few enough that a long prompt needs several steps, as with a model."""
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz "
 
@@ -66,6 +70,7 @@ class MockEngine:
             vocab_size=image.vocab_size,
             row_independent=True,
             digest=f"mock-{script.mode}-{image.digest[:16]}",
+            prefill_budget=PrefillBudget(PREFILL_TOKENS, PREFILL_TOKENS),
         )
 
     @property

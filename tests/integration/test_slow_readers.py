@@ -1,0 +1,112 @@
+"""Check on the running service that waiting costs nothing: slow streams, a queue, clients that never read."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.integration.raw_http import RawStream
+from tests.integration.service import (
+    SLOW_START,
+    cpu_seconds,
+    in_parallel,
+    new_request_id,
+    resident_bytes,
+    running_service,
+    wait_for,
+)
+
+NUM_WAITING = 32
+MEASURED_SECONDS = 3.0
+MAX_CPU_SHARE = 0.01
+NUM_UNTIMED = 4
+"""Chunks that arrive before the test reads on."""
+
+NUM_STALLED = 8
+RECEIVE_BYTES = 4096
+MIN_UNSENT_BYTES = 256 << 10
+MAX_GROWTH_BYTES = 16 << 20
+"""Far below what the stalled clients have not read: 6 MB each, and as much again as text in the process."""
+
+
+def test_two_slow_streams_run_to_their_end_while_32_requests_wait_for_nothing() -> None:
+    num_tokens, num_streams, tokens_per_second = 16, 2, 4.0
+    with (
+        running_service(**SLOW_START, INFERENCE_API_MOCK_TOKENS_PER_SECOND=str(tokens_per_second)) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        body = {"text": "x", "max_tokens": num_tokens}
+        slow = [stack.enter_context(RawStream(service.port, "/inference/mock", body)) for _ in range(num_streams)]
+        assert all(stream.read_chunk() for stream in slow)
+        for _ in range(NUM_WAITING):
+            stack.enter_context(RawStream(service.port, "/inference/mock", body))
+        wait_for(lambda: service.rows()["num_waiting"] == NUM_WAITING, 5.0, "requests in the queue")
+        (worker,) = service.worker_pids
+        functions: list[Callable[[], object]] = [lambda: cpu_share(worker), *(stream.read_all for stream in slow)]
+        share, *texts = in_parallel(functions)
+        assert isinstance(share, float) and share < MAX_CPU_SHARE
+        assert texts == [(b"1234567890" * 2)[:num_tokens]] * num_streams
+        for stream in slow:
+            gaps = [after.at - before.at for before, after in itertools.pairwise(stream.chunks[NUM_UNTIMED:])]
+            assert stream.whole and len(stream.chunks) == num_tokens
+            assert min(gaps) > 0.6 * num_streams / tokens_per_second
+
+
+def test_clients_that_never_read_slow_nobody_down_and_hold_bounded_memory() -> None:
+    # return_prompt makes every event of the chat route 6 KB long (a control character takes six in JSON), so that an
+    # answer is more than the kernel buffers. What cannot be sent is sent later in fewer events.
+    stalled_body = {"text": "\x01" * 1000, "max_tokens": 1000, "return_prompt": True}
+    with (
+        running_service(INFERENCE_API_MOCK_TOKENS_PER_SECOND="6400") as service,
+        contextlib.ExitStack() as stack,
+    ):
+        (worker,) = service.worker_pids
+        undisturbed = timed_answers(service.port)
+        before = resident_bytes(worker)
+        ids = [new_request_id() for _ in range(NUM_STALLED)]
+        stalled: list[RawStream] = []
+        for request_id in ids:
+            headers = {"Request-Id": request_id}
+            stalled.append(
+                stack.enter_context(
+                    RawStream(service.port, "/chat/mock", stalled_body, headers, receive_bytes=RECEIVE_BYTES)
+                )
+            )
+        for request_id in ids:
+            wait_for(lambda rid=request_id: service.view(rid)["state"] == "finished", 20.0, "an end of its row")  # type: ignore[misc]
+            assert service.view(request_id)["num_completion_tokens"] == 1000
+        assert service.num_rows_in_use() == 0
+        assert unsent_bytes(service.port) > NUM_STALLED * MIN_UNSENT_BYTES
+        beside = timed_answers(service.port)
+        assert beside < 3 * undisturbed + 0.25
+        assert service.worker_pids == [worker]
+        assert resident_bytes(worker) - before < MAX_GROWTH_BYTES
+        assert service.get("/health").status_code == 200
+        answer = stalled[0].read_all()
+        assert stalled[0].whole
+        assert answer.endswith(b'event: close\ndata: {"message": "Connection closed"}\n\n')
+
+
+def cpu_share(pid: int) -> float:
+    """Return the share of one processor that a process uses, measured over MEASURED_SECONDS."""
+    used = cpu_seconds(pid)
+    time.sleep(MEASURED_SECONDS)
+    return (cpu_seconds(pid) - used) / MEASURED_SECONDS
+
+
+def unsent_bytes(port: int) -> int:
+    """Return how many bytes wait in the kernel for the readers of a port's connections (proc_net_tcp, tx_queue)."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(fields[4].partition(":")[0], 16) for fields in lines if fields[1].endswith(f":{port:04X}"))
+
+
+def timed_answers(port: int) -> float:
+    """Return the seconds that ten answers of 200 tokens take, one after another."""
+    began = time.monotonic()
+    for _ in range(10):
+        with RawStream(port, "/inference/mock", {"text": "x", "max_tokens": 200}) as stream:
+            assert len(stream.read_all()) == 200
+    return time.monotonic() - began

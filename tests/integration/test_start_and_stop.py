@@ -1,0 +1,156 @@
+"""Check how the service's processes start, fail to start and end: in time, with one line, and without orphans.
+
+The supervisor is the outermost process here; a plain gunicorn with its configuration file is in test_plain_gunicorn.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.raw_http import RawStream
+from tests.integration.service import SLOW_START, Service, running_command, running_service, wait_for
+
+RATE: dict[str, Any] = {**SLOW_START, "INFERENCE_API_MOCK_TOKENS_PER_SECOND": "40"}
+STOP_SECONDS = 5.0
+LONG = {"text": "x", "max_tokens": 2000}
+
+
+def error_lines(service: Service) -> list[str]:
+    """Return what the service told its operator as an error, and refuse any traceback beside it."""
+    log = service.log.read_text()
+    assert "Traceback" not in log, log
+    return [line for line in log.splitlines() if line.startswith("ERROR")]
+
+
+def test_a_taken_port_is_one_line_and_exit_status_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with running_service(wait=False, INFERENCE_API_PORT=port) as service:
+            assert service.process.wait(10) == 1
+            (line,) = error_lines(service)
+            assert "INFERENCE_API_PORT" in line and port in line
+
+
+def test_a_second_service_in_the_same_run_folder_is_one_line_and_exit_status_1() -> None:
+    with running_service() as first:
+        run_dir = str(first.run_dir)
+        with running_service(wait=False, INFERENCE_API_RUN_DIR=run_dir) as second:
+            assert second.process.wait(10) == 1
+            (line,) = error_lines(second)
+            assert run_dir in line
+        assert first.ask("/inference/mock", {"text": "x", "max_tokens": 2}) == "12"
+
+
+def test_a_wrong_setting_is_one_line_and_exit_status_1() -> None:
+    with running_service(wait=False, INFERENCE_API_ROWS="many") as service:
+        assert service.process.wait(10) == 1
+        assert error_lines(service) == ["ERROR: INFERENCE_API_ROWS='many' is not an integer."]
+
+
+def test_a_backend_that_dies_three_times_before_it_is_ready_stops_the_service() -> None:
+    # At this rate the warm-up alone takes seconds, so that each backend is killed before it is ready.
+    with running_service(wait=False, INFERENCE_API_MOCK_TOKENS_PER_SECOND="10") as service:
+        killed: set[int] = set()
+        for _ in range(3):
+            wait_for(lambda: set(service.pids_of("inference_api.backend.main")) - killed, 10.0, "a backend")
+            for pid in set(service.pids_of("inference_api.backend.main")) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        assert service.process.wait(10) == 1
+        assert len(killed) == 3
+        (line,) = error_lines(service)
+        assert "died 3 times before it was ready" in line
+
+
+def test_kill_of_the_supervisor_leaves_no_process_even_with_streams_open() -> None:
+    with running_service(**RATE, proxy=True) as service:
+        assert len(service.pids()) >= 5
+        with RawStream(service.port, "/inference/mock", LONG) as stream:
+            assert stream.read_chunk()
+            service.leaves_run_dir = True
+            os.kill(service.process.pid, signal.SIGKILL)
+            service.process.wait(5)
+            wait_for(lambda: not service.pids(), STOP_SECONDS, "end of every process")
+            stream.read_all()
+            assert not stream.whole
+
+
+def test_sigterm_lets_streams_end_whole_and_refuses_new_ones() -> None:
+    with running_service(**RATE) as service:
+        body = {"text": "x", "max_tokens": 60}
+        with (
+            RawStream(service.port, "/inference/mock", body) as first,
+            RawStream(service.port, "/inference/mock", body) as second,
+            RawStream(service.port, "/inference/mock", {"text": "x", "max_tokens": 10}) as queued,
+        ):
+            assert first.read_chunk() and second.read_chunk()
+            wait_for(lambda: service.rows()["num_waiting"] == 1, 2.0, "a request in the queue")
+            service.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: service.get("/health").status_code == 503, 1.0, "health to say so")
+            assert service.get("/health/live").status_code == 200
+            refused = service.post("/inference/mock", body)
+            assert (refused.status_code, refused.headers["X-Error-Code"]) == (503, "draining")
+            for stream, length in ((first, 60), (second, 60), (queued, 10)):
+                assert len(stream.read_all()) == length
+                assert stream.whole
+        assert service.process.wait(STOP_SECONDS) == 0
+
+
+def test_sigterm_cuts_visibly_what_outlasts_the_grace() -> None:
+    with (
+        running_service(**RATE, INFERENCE_API_GRACE_SECONDS="0.5") as service,
+        RawStream(service.port, "/inference/mock", LONG) as stream,
+    ):
+        assert stream.read_chunk()
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        stream.read_all()
+        assert not stream.whole
+        assert 0.4 < time.monotonic() - began < 2.0
+        assert service.process.wait(STOP_SECONDS) == 0
+
+
+@pytest.mark.parametrize("with_proxy", [False, True])
+def test_sigint_ends_everything_in_time_with_streams_open(with_proxy: bool) -> None:
+    with (
+        running_service(**RATE, proxy=with_proxy) as service,
+        RawStream(service.port, "/inference/mock", LONG) as raw,
+        RawStream(service.port, "/chat/mock", LONG) as chat,
+        RawStream(service.port, "/inference/mock", LONG) as queued,
+    ):
+        assert raw.read_chunk() and chat.read_chunk()
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGINT)
+        raw.read_all()
+        assert not raw.whole
+        assert b"event: error" in chat.read_all()
+        assert queued.status == 503
+        assert service.process.wait(STOP_SECONDS) == 0
+        assert time.monotonic() - began < STOP_SECONDS
+
+
+def test_the_mock_entry_run_as_a_file_starts_streams_and_stops() -> None:
+    command = [sys.executable, "inference_api/_mock_inference_api_server.py"]
+    with running_command(command, RATE) as service:
+        wait_for(lambda: "Ready http" in service.log.read_text(), 20.0, "ready card")
+        with RawStream(service.port, "/inference/mock", {"text": "x", "max_tokens": 12}) as stream:
+            assert stream.read_all() == b"123456789012"
+            assert len(stream.chunks) == 12
+        assert service.stop(signal.SIGTERM) == 0
+
+
+def test_no_secret_prompt_or_assertion_is_in_the_log() -> None:
+    with running_service(proxy=True) as service:
+        service.ask("/inference/mock", {"text": "the-very-private-prompt", "max_tokens": 2})
+        key = (service.run_dir / "internal_auth_key").read_text().strip()
+        service.stop(signal.SIGTERM)
+        log = service.log.read_text()
+        assert "the-very-private-prompt" not in log
+        assert key not in log and "a-secret-for-tests" not in log

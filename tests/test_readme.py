@@ -1,4 +1,4 @@
-"""Hold the README to the code: every file, function and document that it names exists, and generated pages are fresh."""
+"""Hold the README to the code: each file, function and document that it names exists; generated pages are fresh."""
 
 from __future__ import annotations
 

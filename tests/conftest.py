@@ -64,6 +64,16 @@ def _leak_detector(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left_descriptors, f"descriptors left behind: {left_descriptors}"
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run of continuous integration in which a test was skipped or expected to fail: nothing is left out."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") == "true" and reporter is not None:
+        not_run = [report for kind in ("skipped", "xfailed", "xpassed") for report in reporter.stats.get(kind, ())]
+        if not_run:
+            reporter.write_line(f"{len(not_run)} tests were not run, which CI=true does not allow", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session")
 def model_cache() -> Path:
     """Return the cache root that the real model's image lives in: the same that scripts/serve uses."""

@@ -42,7 +42,7 @@ def test_it_starts_streams_and_stops_without_an_orphan(number: signal.Signals) -
     with running_gunicorn() as service:
         with RawStream(service.port, "/inference/mock", {"text": "x", "max_tokens": 12}) as stream:
             assert stream.read_all() == b"123456789012"
-            assert len(stream.chunks) == 12
+            assert len(stream.chunks) > 1, "a stream, not one piece"
         assert len(service.pids_of("inference_api.backend.main")) == 1
         assert service.stop(number) == 0
         wait_for(lambda: not service.pids(), STOP_SECONDS, "end of every process")

@@ -142,7 +142,7 @@ def test_the_mock_entry_run_as_a_file_starts_streams_and_stops() -> None:
         wait_for(lambda: "Ready http" in service.log.read_text(), 20.0, "ready card")
         with RawStream(service.port, "/inference/mock", {"text": "x", "max_tokens": 12}) as stream:
             assert stream.read_all() == b"123456789012"
-            assert len(stream.chunks) == 12
+            assert len(stream.chunks) > 1, "a stream, not one piece"
         assert service.stop(signal.SIGTERM) == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -211,19 +212,18 @@ def test_a_killed_proxy_frees_its_rows_and_is_started_again() -> None:
 
 
 def test_sigterm_lets_streams_end_whole_through_the_proxy() -> None:
-    with running_service(proxy=True, INFERENCE_API_MOCK_TOKENS_PER_SECOND="160") as service:
-        body = {"text": "x", "max_tokens": 40}
+    with running_service(proxy=True, INFERENCE_API_MOCK_TOKENS_PER_SECOND="80") as service:
+        num_streams = 8
+        all_running = threading.Barrier(num_streams, lambda: service.process.send_signal(signal.SIGTERM))
 
-        def run(number: int) -> bytes:
+        def run() -> bytes:
+            body = {"text": "x", "max_tokens": 40}
             with RawStream(service.proxy_port or 0, "/inference/mock", body, bearer()) as stream:
-                first = stream.read_chunk()
-                assert first
-                if number == 0:
-                    service.process.send_signal(signal.SIGTERM)
+                assert stream.read_chunk()
+                all_running.wait(30)
                 text = stream.read_all()
                 assert stream.whole
                 return text
 
-        texts = in_parallel([lambda number=number: run(number) for number in range(8)])
-        assert texts == [b"1234567890" * 4] * 8
+        assert in_parallel([run] * num_streams) == [b"1234567890" * 4] * num_streams
         assert service.process.wait(15) == 0

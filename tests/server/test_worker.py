@@ -1,0 +1,64 @@
+"""Check how a connection is closed: the peer's end is waited for, within bounds, and never on another thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from inference_api.server import worker
+from inference_api.server.worker import linger
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Our end and the peer's, with a short time to linger."""
+    monkeypatch.setattr(worker, "LINGER_SECONDS", 0.2)
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        yield ours, peer
+
+
+def test_a_peer_that_closes_is_not_waited_for_any_longer(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, peer = pair
+    peer.close()
+    began = time.monotonic()
+    linger(ours)
+    assert time.monotonic() - began < 0.15
+
+
+def test_a_peer_sees_fin_at_once_and_what_it_still_sends_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, peer = pair
+    thread = threading.Thread(target=linger, args=(ours,))
+    thread.start()
+    assert peer.recv(1) == b""
+    peer.sendall(b"late")
+    peer.shutdown(socket.SHUT_WR)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_peer_that_keeps_its_side_open_is_left_after_the_time_and_reading_returns_at_once(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, _peer = pair
+    began = time.monotonic()
+    linger(ours)
+    assert 0.15 < time.monotonic() - began < 2.0
+    ours.settimeout(5)
+    assert ours.recv(1) == b"", "gunicorn's own wait on its main thread ends at once"
+
+
+def test_a_peer_that_keeps_sending_is_left_after_64_kib(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LINGER_SECONDS", 30.0)
+    ours, peer = pair
+    thread = threading.Thread(target=linger, args=(ours,))
+    thread.start()
+    peer.sendall(b"x" * worker.MAX_LINGER_BYTES)
+    thread.join(5)
+    assert not thread.is_alive()

@@ -19,7 +19,9 @@ MAX_STEP_RATIO = 2.0
 MAX_IDLE_STEP_SECONDS = 0.5
 """A step that only prefills may take this long: heartbeats and aborts wait for it."""
 
-NUM_DECODE_STEPS = 4
+CLOSE_CALL = 1.2
+
+NUM_DECODE_STEPS = 3
 """Decode steps that are timed; the fastest counts, because noise only ever adds."""
 
 _PARAMS = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, seed=0)
@@ -37,19 +39,23 @@ def warm_up(engine: Engine, chunk_tokens: int = 0) -> PrefillBudget:
     if chunk_tokens:
         _step_seconds(engine, min(chunk_tokens, engine.info.context_tokens - 1), decoding=True)
         return PrefillBudget(chunk_tokens, chunk_tokens)
-    return PrefillBudget(
-        beside_tokens=_largest_chunk(engine, MAX_STEP_RATIO * decode_seconds, decoding=True),
-        alone_tokens=_largest_chunk(engine, MAX_IDLE_STEP_SECONDS, decoding=False),
-    )
+    beside_tokens = _largest_chunk(engine, CHUNK_CANDIDATES[0], MAX_STEP_RATIO * decode_seconds, decoding=True)
+    alone_tokens = _largest_chunk(engine, beside_tokens, MAX_IDLE_STEP_SECONDS, decoding=False)
+    return PrefillBudget(beside_tokens, alone_tokens)
 
 
-def _largest_chunk(engine: Engine, max_seconds: float, *, decoding: bool) -> int:
-    """Try chunks, alone or beside decoding rows, until a step is too slow twice: one measurement may be noise."""
-    chosen = CHUNK_CANDIDATES[0]
+def _largest_chunk(engine: Engine, smallest: int, max_seconds: float, *, decoding: bool) -> int:
+    """Try chunks from `smallest` on until a step is too slow; a close call is tried twice, for it may be noise."""
+    chosen = smallest
     for chunk in CHUNK_CANDIDATES:
+        if chunk < smallest:
+            continue
         if chunk >= engine.info.context_tokens:
             break
-        if not any(_step_seconds(engine, chunk, decoding=decoding) <= max_seconds for _ in range(2)):
+        seconds = _step_seconds(engine, chunk, decoding=decoding)
+        if max_seconds < seconds < CLOSE_CALL * max_seconds:
+            seconds = _step_seconds(engine, chunk, decoding=decoding)
+        if seconds > max_seconds:
             break
         chosen = chunk
     return chosen

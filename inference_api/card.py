@@ -29,16 +29,17 @@ def format_card(
 ) -> str:
     """Return the card's text; with a proxy and its secret the curl carries a token of the tenant 'dev'."""
     name = settings.served_model_names[0] if settings.served_model_names else ready.model
-    server = f"http://{settings.bind}:{settings.port}"
+    server = settings.url
     lines = [
         f"inference_api {__version__}",
         f"  model    {name}, {ready.num_rows} rows x {ready.context_tokens} tokens",
-        f"  engine   {ready.engine} on {ready.device}, digest {ready.digest}",
+        f"  engine   {ready.engine} on {ready.device}, digest {ready.digest[:16]}",
         f"  server   {server}   health {server}/health",
     ]
     url, header = server, ""
     if proxy is not None:
-        url = f"http://{proxy[0]}:{proxy[1]}"
+        host = f"[{proxy[0]}]" if ":" in proxy[0] else proxy[0]
+        url = f"http://{host}:{proxy[1]}"
         lines.append(f"  proxy    {url}   (bearer token needed)")
         if secret:
             claims = {"team_id": "dev", "token_id": "ready-card", "iat": int(now), "exp": int(now) + TOKEN_SECONDS}
@@ -67,7 +68,7 @@ def wait_until_served(address: tuple[str, int], timeout_seconds: float) -> bool:
             if connection.getresponse().status == HTTPStatus.OK:
                 return True
         except OSError:
-            continue
+            pass  # not listening yet
         finally:
             connection.close()
         time.sleep(RETRY_SECONDS)

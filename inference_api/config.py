@@ -43,7 +43,7 @@ class Settings:
 
     bind: str = setting("127.0.0.1", "INFERENCE_API_BIND", "SERVICE_BIND", doc="Address the server listens on.")
     port: int = setting(
-        7000, "INFERENCE_API_PORT", "SERVICE_PORT", doc="Port the server listens on.", low=0, high=65535
+        7000, "INFERENCE_API_PORT", "SERVICE_PORT", doc="Port the server listens on.", low=1, high=65535
     )
     workers: int = setting(1, "INFERENCE_API_WORKERS", doc="Number of gunicorn workers.", low=1, high=64)
     threads: int = setting(
@@ -131,7 +131,7 @@ class Settings:
         doc="Scripted faults KIND:TEXT, comma-separated: a prompt with TEXT sets off nan, error, crash or hang.",
     )
     torch_threads: int = setting(
-        0, "INFERENCE_API_TORCH_THREADS", doc="Threads of the engine; 0: the cores that the process sees.", low=0
+        0, "INFERENCE_API_TORCH_THREADS", doc="Threads of the engine; 0: as many as torch chooses.", low=0
     )
 
     @classmethod
@@ -141,6 +141,10 @@ class Settings:
         `options`, by environment name, come from a command line and win.
         """
         source = {**(os.environ if environ is None else environ), **options}
+        known = {name for field in dataclasses.fields(cls) for name in field.metadata["names"]}
+        unknown = sorted(name for name in source if name.startswith("INFERENCE_API_") and name not in known)
+        if unknown:
+            raise SettingError(f"{unknown[0]} is not a setting; docs/settings.md lists them")
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             for name in field.metadata["names"]:
@@ -181,6 +185,16 @@ class Settings:
         return self.rows + self.queue_requests + 32
 
     @property
+    def host(self) -> str:
+        """The bound address as it stands in a URL: IPv6 in brackets."""
+        return f"[{self.bind}]" if ":" in self.bind else self.bind
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
     def run_path(self) -> Path:
         """Folder of this service's sockets, locks and the link to its model image."""
         if self.run_dir:
@@ -213,13 +227,37 @@ class Settings:
         return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "inference_api"
 
 
-def child_environ(settings: Settings, **extra: str) -> dict[str, str]:
+def child_environ(settings: Settings, *, secret: bool = True, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment with `settings` and `extra` in it, for a child process.
 
-    The proxy's secret is left out: only the child that is given it in `extra` sees it.
+    The proxy's secret is left out, and without `secret` the internal key too: only the child that needs one sees it.
     """
-    environ = {name: value for name, value in os.environ.items() if name != "JWT_SECRET"}
-    return {**environ, "OMP_WAIT_POLICY": "PASSIVE", **settings.to_environ(), **extra}
+    hidden = ("JWT_SECRET",) if secret else ("JWT_SECRET", "INTERNAL_AUTH_KEY")
+    environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **settings.to_environ()}
+    return {**{name: value for name, value in environ.items() if name not in hidden}, **(extra or {})}
+
+
+def proxy_environ(settings: Settings) -> dict[str, str]:
+    """Return what the proxy must share with the server behind it: secrets, and limits that have to agree.
+
+    A limit that the environment sets for the proxy itself wins.
+    """
+    limits = {
+        "PROXY_MAX_BODY_BYTES": str(settings.body_bytes),
+        # The server ends a request itself; the proxy only waits a little longer.
+        "PROXY_UPSTREAM_TIMEOUT_SECONDS": str(settings.total_seconds + 10),
+        "PROXY_DRAIN_GRACE_SECONDS": str(settings.grace_seconds + 2),
+    }
+    extra = {name: os.environ.get(name, text) for name, text in limits.items()}
+    extra["JWT_SECRET"] = jwt_secret() or ""
+    if not settings.internal_auth_key:
+        extra["INTERNAL_AUTH_KEY_FILE"] = str(settings.key_path)
+    return extra
+
+
+def proxy_bind() -> str:
+    """Return the address that the proxy listens on unless an option says so."""
+    return os.environ.get("PROXY_BIND") or "127.0.0.1"
 
 
 def jwt_secret() -> str | None:

@@ -31,6 +31,7 @@ class RefusalReason(enum.StrEnum):
     QUEUE_FULL = "queue_full"
     DRAINING = "draining"
     TOO_LONG = "too_long"
+    WARMING = "warming"
 
 
 class QueryKind(enum.StrEnum):
@@ -100,6 +101,13 @@ class Ping(Message, frozen=True, tag="ping"):
     """Ask the intake for a Pong at once."""
 
     ping_id: int
+
+
+class Dropped(Message, frozen=True, tag="dropped"):
+    """Report ids that belonged to no open session since the last report; the backend adds the workers' counts up."""
+
+    late_tokens: int
+    foreign_tokens: int
 
 
 class Query(Message, frozen=True, tag="query"):
@@ -274,7 +282,7 @@ class Fatal(Message, frozen=True, tag="fatal"):
     error: ErrorInfo
 
 
-WorkerMessage = Hello | Submit | Abort | Ping | Query
+WorkerMessage = Hello | Submit | Abort | Ping | Query | Dropped
 BackendMessage = Ready | Accepted | Refused | StepOutput | Failed | Snapshot | Pong
 SupervisorMessage = Drain | Stop
 StatusMessage = Loading | Ready | Heartbeat | Drained | Fatal

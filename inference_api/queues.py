@@ -22,10 +22,10 @@ import msgspec
 
 from inference_api.messages import WIRE_VERSION, AnyMessage, Message
 
-MAX_FRAME_BYTES = 4 << 20
-"""A frame over this is an error of the peer: the largest honest one is a Submit of a full context."""
+MAX_FRAME_BYTES = 8 << 20
+"""A frame over this is an error of the peer: the largest honest one is a Submit of 2^20 ids, at most 5 bytes each."""
 
-MAX_BUFFERED_BYTES = 8 << 20
+MAX_BUFFERED_BYTES = 16 << 20
 """Outbound bytes that a peer may leave unread before its connection is cut."""
 
 _HEADER = struct.Struct(">IB")

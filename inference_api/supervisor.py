@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import functools
 import logging
 import os
-import secrets
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -29,21 +26,19 @@ from types import FrameType
 
 from inference_api.card import print_card
 from inference_api.child import Child
-from inference_api.config import Settings, child_environ, jwt_secret
-from inference_api.errors import InferenceApiError, SettingError
+from inference_api.config import Settings, child_environ, jwt_secret, proxy_bind
+from inference_api.errors import InferenceApiError
+from inference_api.fronts import Front, bind_fronts
 from inference_api.messages import Drain, Drained, Fatal, Heartbeat, Loading, Ready, StatusMessage, Stop
 from inference_api.model_image import build_mock_image
-from inference_api.queues import Connection, ConnectionLostError, listen, make_private_dir
+from inference_api.queues import Connection, ConnectionLostError, listen
+from inference_api.restarts import SETTLED_SECONDS, RestartPolicy
+from inference_api.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
 
 MAX_START_DEATHS = 3
 """A backend that dies so often before it was ever ready stops the service."""
-
-BACKOFF_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-"""Waits before a restart, by the number of failed starts in a row; the last one repeats."""
-
-LISTEN_BACKLOG = 2048
 
 STOP_SECONDS = 2.0
 """Time between the polite signal and SIGKILL."""
@@ -62,10 +57,11 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._control: Connection | None = None
         self._was_ready = False
-        self._failed_starts = 0
+        self._restarts = {name: RestartPolicy() for name in ("backend", "gunicorn", "proxy")}
+        self._run_dir = RunDir(settings)
         self._stopping = False
         self._exit_status = 0
-        self._fronts: dict[str, tuple[socket.socket, Callable[[], Child]]] = {}
+        self._fronts: dict[str, Front] = {}
         self._grace_until = 0.0
         self._cleanup = contextlib.ExitStack()
         self._began = time.monotonic()
@@ -73,36 +69,18 @@ class Supervisor:
     def run(self) -> int:
         """Start everything, serve, stop everything; return the exit status."""
         with self._cleanup:
-            self._prepare_run_dir()
+            self._run_dir.take()
+            self._cleanup.callback(self._run_dir.give_back)
             self._watch_signals()
             self._listener = listen(self._settings.socket_path)
             self._cleanup.callback(self._listener.close)
             if not self._backend_only:
-                self._bind_fronts()
+                fronts = bind_fronts(self._settings, self._proxy_address, self._cleanup)
+                self._fronts = {front.name: front for front in fronts}
             self._start_image()
             while self._children or self._timers:
                 self._wait()
         return self._exit_status
-
-    def _prepare_run_dir(self) -> None:
-        """Make the run folder, lock it against a second start, make the internal key."""
-        run_path = self._settings.run_path
-        try:
-            make_private_dir(run_path)
-        except OSError as error:
-            raise SettingError(f"INFERENCE_API_RUN_DIR cannot be used: {error}") from None
-        lock = (run_path / "lock").open("w")
-        self._cleanup.callback(lock.close)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SettingError(f"another service runs in {run_path}; stop it, or set INFERENCE_API_RUN_DIR") from None
-        self._cleanup.callback(shutil.rmtree, run_path, ignore_errors=True)
-        key_path = self._settings.key_path
-        if not self._settings.internal_auth_key and not key_path.exists():
-            key_path.touch(mode=0o600)
-            key_path.write_text(secrets.token_hex(32))
-        self._write_failed_restarts(0)
 
     def _start_image(self) -> None:
         """Have the model image prepared, in a process of its own; the rest starts when it is there."""
@@ -130,15 +108,13 @@ class Supervisor:
 
     def _start_on_image(self, image_path: Path) -> None:
         """Link the image where every process looks for it, then start them."""
-        link = self._settings.image_link
-        link.unlink(missing_ok=True)
-        link.symlink_to(image_path)
+        self._run_dir.link_image(image_path)
         self._start_backend()
         if self._status_fd is not None:
             os.write(self._status_fd, b"1")
-        for name, (listener, _) in self._fronts.items():
-            listener.listen(LISTEN_BACKLOG)
-            self._start_front(name)
+        for front in self._fronts.values():
+            front.listen()
+            self._start_front(front.name)
 
     def _watch_signals(self) -> None:
         """Turn SIGTERM and SIGINT into selector events; the handlers themselves do nothing."""
@@ -164,51 +140,16 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         command = ["-m", "inference_api.backend.main"]
         command += ["--listen-fd", str(self._listener.fileno()), "--control-fd", str(theirs.fileno())]
-        environ = child_environ(self._settings)
+        environ = child_environ(self._settings, secret=False)
         child = Child.start("backend", command, environ, pass_fds=(self._listener.fileno(), theirs.fileno()))
         theirs.close()
         self._control = control = Connection(ours, StatusMessage)
         self._selector.register(control, selectors.EVENT_READ, lambda: self._read_status(control))
         self._add_child(child, self._backend_exited)
 
-    def _bind_fronts(self) -> None:
-        """Take the public ports, so that a taken one is told before anything else starts, and say what runs on them."""
-        settings = self._settings
-        web = self._bind_port(settings.bind, settings.port, "INFERENCE_API_PORT")
-        command = ["-m", "gunicorn", "--config", "python:inference_api.server.gunicorn_settings"]
-        command += ["--bind", f"fd://{web.fileno()}"]
-        self._fronts["gunicorn"] = (
-            web,
-            lambda: Child.start("gunicorn", command, child_environ(settings), pass_fds=(web.fileno(),)),
-        )
-        if self._proxy_address is None:
-            return
-        host, port = self._proxy_address
-        public = self._bind_port(host, port, "the proxy's port")
-        proxy_command = ["-m", "proxy.proxy", "--fd", str(public.fileno()), "--bind", host, "--port", str(port)]
-        proxy_command += ["--hostname", f"http://{settings.bind}:{settings.port}"]
-        extra = {"JWT_SECRET": jwt_secret() or ""}
-        if not settings.internal_auth_key:
-            extra["INTERNAL_AUTH_KEY_FILE"] = str(settings.key_path)
-        self._fronts["proxy"] = (
-            public,
-            lambda: Child.start("proxy", proxy_command, child_environ(settings, **extra), pass_fds=(public.fileno(),)),
-        )
-
     def _start_front(self, name: str) -> None:
-        _, start = self._fronts[name]
-        self._add_child(start(), lambda status: self._front_exited(name, status))
-
-    def _bind_port(self, host: str, port: int, name: str) -> socket.socket:
-        """Bind without listening: until the service starts, connections are refused."""
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._cleanup.callback(listener.close)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise SettingError(f"{name}: cannot listen on {host}:{port}: {error.strerror}; take another port") from None
-        return listener
+        self._restarts[name].serves(time.monotonic())
+        self._add_child(self._fronts[name].start(), lambda status: self._front_exited(name, status))
 
     def _add_child(self, child: Child, on_exit: Callable[[int], None]) -> None:
         def exited() -> None:
@@ -238,8 +179,7 @@ class Supervisor:
         try:
             messages = control.receive()
         except ConnectionLostError:
-            self._selector.unregister(control)
-            control.close()
+            self._forget_control()
             return
         for message in messages:
             match message:
@@ -254,15 +194,26 @@ class Supervisor:
                 case Fatal():
                     self._backend_cannot_start(message.error.message)
 
+    def _forget_control(self) -> None:
+        """Close the channel of a backend that is gone: nothing that it still says counts."""
+        if self._control is not None:
+            self._selector.unregister(self._control)
+            self._control.close()
+            self._control = None
+
     def _backend_is_ready(self, ready: Ready) -> None:
-        self._failed_starts = 0
-        self._write_failed_restarts(0)
+        self._restarts["backend"].serves(time.monotonic())
+        self._set_timer("settled", SETTLED_SECONDS, self._backend_has_settled)
         self._set_timer("watchdog", self._settings.watchdog_seconds, self._kill_hung_backend)
         logger.info("backend is ready after %.1f s", time.monotonic() - self._began)
         if not self._was_ready and not self._backend_only:
             card = functools.partial(print_card, self._settings, ready, proxy=self._proxy_address, secret=jwt_secret())
             threading.Thread(target=card, name="card", daemon=True).start()
         self._was_ready = True
+
+    def _backend_has_settled(self) -> None:
+        self._restarts["backend"].settle()
+        self._run_dir.write_failed_restarts(0)
 
     def _backend_cannot_start(self, cause: str) -> None:
         """Stop a service that has never served; one that has is kept, for memory or a disk may come back."""
@@ -278,22 +229,24 @@ class Supervisor:
             backend.kill()
 
     def _backend_exited(self, status: int) -> None:
-        self._timers.pop("watchdog", None)
+        self._forget_control()
+        for name in ("watchdog", "settled"):
+            self._timers.pop(name, None)
         if self._stopping:
             self._stop_children()
             return
-        self._failed_starts += 1
         logger.error("backend ended with status %d", status)
-        if not self._was_ready and self._failed_starts >= MAX_START_DEATHS:
+        restarts = self._restarts["backend"]
+        wait_seconds = restarts.dies(time.monotonic())
+        if not self._was_ready and restarts.num_deaths >= MAX_START_DEATHS:
             self._exit_status = 1
             sys.stderr.write(
                 f"ERROR: the backend died {MAX_START_DEATHS} times before it was ready; see its log above\n"
             )
             self._drain(0.0)
             return
-        # The death of a ready backend is not a failed restart yet; each start after it may be.
-        self._write_failed_restarts(max(0, self._failed_starts - 1))
-        self._set_timer("restart", BACKOFF_SECONDS[min(self._failed_starts - 1, 5)], self._start_backend)
+        self._run_dir.write_failed_restarts(restarts.num_failed_restarts)
+        self._set_timer("restart", wait_seconds, self._start_backend)
 
     def _front_exited(self, name: str, status: int) -> None:
         if self._stopping:
@@ -305,16 +258,23 @@ class Supervisor:
             self._drain(0.0)
             return
         logger.error("%s ended with status %d; it is started again", name, status)
-        self._set_timer(f"restart {name}", BACKOFF_SECONDS[1], lambda: self._start_front(name))
+        wait_seconds = self._restarts[name].dies(time.monotonic())
+        self._set_timer(f"restart {name}", wait_seconds, lambda: self._start_front(name))
 
     def _drain(self, grace_seconds: float) -> None:
-        """Refuse new work; stop when the rows are empty or the grace is over. A second signal stops at once."""
+        """Refuse new work; stop when the rows are empty or the grace is over.
+
+        A second signal ends the grace; one more while the children end kills them.
+        """
         if self._stopping:
             grace_seconds = 0.0
-            self._timers.pop("stop", None)
+            stop = self._timers.pop("stop", None)
+            if stop is not None and stop[0] <= time.monotonic() + STOP_SECONDS:
+                self._kill_children()
+                return
         self._stopping = True
         self._grace_until = time.monotonic() + grace_seconds
-        for name in ("restart", "watchdog", *(f"restart {front}" for front in self._fronts)):
+        for name in ("restart", "watchdog", "settled", *(f"restart {front}" for front in self._fronts)):
             self._timers.pop(name, None)
         if "backend" not in self._children or grace_seconds <= 0:
             self._stop_children()
@@ -345,22 +305,22 @@ class Supervisor:
             with contextlib.suppress(ConnectionLostError):
                 self._control.send(message)
 
-    def _write_failed_restarts(self, count: int) -> None:
-        """Tell the workers' health routes how often the backend could not be started, through a file."""
-        partial = self._settings.state_path.with_suffix(".partial")
-        partial.write_text(str(count))
-        partial.replace(self._settings.state_path)
-
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Let the wakeup descriptor carry the signal."""
 
 
+def _port(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port, 1 to 65535")
+    return int(text)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor; return its exit status."""
     parser = argparse.ArgumentParser(prog="serve", description="Run the backend, gunicorn and, if asked, the proxy.")
-    parser.add_argument("--proxy-port", type=int, help="start the proxy on this port too")
-    parser.add_argument("--proxy-bind", default="127.0.0.1", help="address the proxy listens on")
+    parser.add_argument("--proxy-port", type=_port, help="start the proxy on this port too")
+    parser.add_argument("--proxy-bind", help="address the proxy listens on (default: PROXY_BIND or 127.0.0.1)")
     parser.add_argument(
         "--status-fd",
         type=int,
@@ -372,7 +332,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--insecure-dev", action="store_true", help="serve callers without the proxy, on loopback only")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="supervisor: %(message)s", stream=sys.stderr)
-    proxy = (arguments.proxy_bind, arguments.proxy_port) if arguments.proxy_port is not None else None
+    proxy_host = arguments.proxy_bind or proxy_bind()
+    proxy = (proxy_host, arguments.proxy_port) if arguments.proxy_port is not None else None
     try:
         options = {"INFERENCE_API_MODEL": arguments.model, "INFERENCE_API_WORKERS": arguments.workers}
         options["INFERENCE_API_ENGINE"] = "mock" if arguments.mock else None

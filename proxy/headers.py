@@ -15,7 +15,7 @@ _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # RFC 9110 section 5.5: field-vchar, SP and HTAB; without obs-text, which no header of ours needs.
 _VALUE = re.compile(r"[\t\x20-\x7e]{0,1024}")
 
-_UPSTREAM_REQUEST_NAMES = ("Content-Type", "Accept", "Idempotency-Key", "X-Client-Session-Id")
+_UPSTREAM_REQUEST_NAMES = ("Content-Type", "Accept")
 _ANSWER_NAMES = frozenset(
     {
         "content-type",

@@ -36,7 +36,7 @@ def settings_page() -> str:
             doc += f" One of: {', '.join(field.metadata['choices'])}."
         default = field.default
         shown = "" if default in ("", ()) else f"`{int(default) if isinstance(default, bool) else default}`"
-        lines.append(f"| {names} | {shown} | {doc} |\n")
+        lines.append(f"| {names} | {shown} | {doc.replace('|', chr(92) + '|')} |\n")
     lines.append("| `MOCK_MODEL` | `0` | 1 picks the mock engine where `INFERENCE_API_ENGINE` is not set. |\n")
     lines.append("| `JWT_SECRET` | | The proxy's secret; the supervisor hands it to the proxy alone. |\n")
     return _INTRODUCTION + "".join(lines)

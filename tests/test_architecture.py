@@ -336,7 +336,7 @@ def test_the_top_level_is_the_one_that_was_drawn() -> None:
 
 
 def test_tests_stand_where_their_modules_do() -> None:
-    others = {"test_architecture", "test_readme", "test_settings_table", "test_wycheproof"}
+    others = {"test_architecture", "test_conftest", "test_readme", "test_settings_table", "test_wycheproof"}
     stray = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         parts = path.relative_to(ROOT / "tests").parts

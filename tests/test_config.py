@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inference_api.config import Settings, child_environ
+from inference_api.config import Settings, child_environ, proxy_environ
 from inference_api.errors import SettingError
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
@@ -123,7 +123,7 @@ def test_a_folder_too_long_for_a_socket_is_refused() -> None:
 
 def test_a_child_reads_the_very_same_settings() -> None:
     settings = Settings(
-        port=0, insecure_dev=True, served_model_names=("a", "b"), queue_seconds=0.125, mock_faults="nan:A,crash:B"
+        port=1, insecure_dev=True, served_model_names=("a", "b"), queue_seconds=0.125, mock_faults="nan:A,crash:B"
     )
     assert Settings.from_environ(settings.to_environ()) == settings
     assert Settings.from_environ(Settings().to_environ()) == Settings()
@@ -135,7 +135,31 @@ def test_a_child_sees_the_proxys_secret_only_if_it_is_given_it(monkeypatch: pyte
     environ = child_environ(Settings(rows=7))
     assert "JWT_SECRET" not in environ
     assert (environ["INFERENCE_API_ROWS"], environ["OMP_WAIT_POLICY"]) == ("7", "PASSIVE")
-    assert child_environ(Settings(), JWT_SECRET="t")["JWT_SECRET"] == "t"
+    assert child_environ(Settings(), extra={"JWT_SECRET": "t"})["JWT_SECRET"] == "t"
+
+
+def test_only_the_server_and_the_proxy_see_the_internal_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(internal_auth_key="k" * 32)
+    assert child_environ(settings)["INTERNAL_AUTH_KEY"] == "k" * 32
+    assert "INTERNAL_AUTH_KEY" not in child_environ(settings, secret=False)
+    assert "k" * 32 not in repr(settings)
+
+
+def test_the_proxy_gets_the_servers_limits_unless_its_own_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROXY_MAX_BODY_BYTES", raising=False)
+    monkeypatch.setenv("PROXY_UPSTREAM_TIMEOUT_SECONDS", "7")
+    environ = proxy_environ(Settings(body_bytes=4096, total_seconds=1200.0))
+    assert environ["PROXY_MAX_BODY_BYTES"] == "4096"
+    assert environ["PROXY_UPSTREAM_TIMEOUT_SECONDS"] == "7"
+
+
+def test_a_mistyped_setting_is_refused_and_named() -> None:
+    with pytest.raises(SettingError, match="INFERENCE_API_ROW is not a setting"):
+        Settings.from_environ({"INFERENCE_API_ROW": "64"})
+
+
+def test_an_ipv6_address_stands_in_brackets_in_a_url() -> None:
+    assert Settings(bind="::1").url == "http://[::1]:7000"
 
 
 def test_paths_are_in_the_run_folder_and_two_ports_have_two_folders() -> None:

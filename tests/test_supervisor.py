@@ -13,6 +13,7 @@ import pytest
 from inference_api import supervisor as supervisor_module
 from inference_api.config import Settings
 from inference_api.errors import SettingError
+from inference_api.fronts import bind_port
 from inference_api.messages import (
     Drain,
     Drained,
@@ -25,7 +26,8 @@ from inference_api.messages import (
     Stop,
 )
 from inference_api.queues import Connection
-from inference_api.supervisor import BACKOFF_SECONDS, MAX_START_DEATHS, STOP_SECONDS, Supervisor, main
+from inference_api.restarts import BACKOFF_SECONDS, SETTLED_SECONDS
+from inference_api.supervisor import MAX_START_DEATHS, STOP_SECONDS, Supervisor, main
 
 READY = Ready("incarnation-1", "digest", "mock", "mock", "none", 4, 64, True)
 NOW = 5000.0
@@ -69,6 +71,7 @@ class Stage:
         self.control = FakeControl()
         self.children = {name: FakeChild(name) for name in ("backend", "gunicorn", "proxy")}
         self.supervisor._control = self.control  # type: ignore[assignment]
+        self.supervisor._forget_control = lambda: None  # type: ignore[method-assign]
         self.supervisor._children = dict(self.children)  # type: ignore[arg-type]
         self.supervisor._fronts = dict.fromkeys(("gunicorn", "proxy"))  # type: ignore[assignment]
         self.state_path = settings.state_path
@@ -109,14 +112,14 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 def test_a_backend_that_was_ready_is_started_again_at_once_then_with_growing_waits(stage: Stage) -> None:
     stage.report(READY)
     waits = []
-    for _ in range(8):
+    for _ in range(len(BACKOFF_SECONDS) + 2):
         stage.end("backend")
         waits.append(stage.timer("restart"))
         stage.start_backend_again()
     assert waits == [*BACKOFF_SECONDS, BACKOFF_SECONDS[-1], BACKOFF_SECONDS[-1]]
 
 
-def test_failed_restarts_are_told_to_the_workers_and_forgotten_once_ready(stage: Stage) -> None:
+def test_failed_restarts_are_told_to_the_workers_and_forgotten_once_settled(stage: Stage) -> None:
     stage.report(READY)
     told = []
     for _ in range(6):
@@ -125,9 +128,31 @@ def test_failed_restarts_are_told_to_the_workers_and_forgotten_once_ready(stage:
         stage.start_backend_again()
     assert told == ["0", "1", "2", "3", "4", "5"]
     stage.report(READY)
+    assert stage.timer("settled") == SETTLED_SECONDS
+    stage.fire("settled")
     assert stage.state_path.read_text() == "0"
     stage.end("backend")
     assert (stage.state_path.read_text(), stage.timer("restart")) == ("0", 0.0)
+
+
+def test_a_backend_that_becomes_ready_and_dies_at_once_again_and_again_waits_longer_and_is_told(stage: Stage) -> None:
+    waits = []
+    for _ in range(6):
+        stage.report(READY)
+        stage.end("backend")
+        waits.append(stage.timer("restart"))
+        stage.start_backend_again()
+    assert waits == [*BACKOFF_SECONDS, BACKOFF_SECONDS[-1]]
+    assert stage.state_path.read_text() == "5"
+
+
+def test_a_fatal_cause_at_a_restart_leaves_the_service_answering(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.report(READY)
+    stage.report(Fatal(ErrorInfo("memory_short", "weights need 9 MiB")))
+    assert not stage.supervisor._stopping
+    assert "weights need 9 MiB" in capsys.readouterr().err
 
 
 def test_a_backend_that_never_was_ready_stops_the_service_after_three_deaths(
@@ -201,10 +226,21 @@ def test_empty_rows_or_the_end_of_the_grace_stop_everything_politely(stage: Stag
     assert stage.timer("stop") is not None
 
 
-def test_an_interrupt_stops_at_once_and_so_does_a_second_signal(stage: Stage) -> None:
+def test_an_interrupt_stops_at_once_and_a_second_one_kills(stage: Stage) -> None:
     stage.supervisor._take_signals(bytes([2]))
     assert stage.control.sent == [Stop()]
     assert stage.timer("stop") == STOP_SECONDS
+    stage.supervisor._take_signals(bytes([2]))
+    assert [child.ends[-1:] for child in stage.children.values()] == [["kill"]] * 3
+
+
+def test_an_interrupt_shortens_the_time_that_readers_had_left(stage: Stage) -> None:
+    stage.supervisor._take_signals(bytes([15]))
+    stage.report(Drained())
+    assert stage.timer("stop") == 30.0
+    stage.supervisor._take_signals(bytes([2]))
+    assert stage.timer("stop") == STOP_SECONDS
+    assert "kill" not in stage.children["gunicorn"].ends
 
 
 def test_a_second_signal_ends_the_grace(stage: Stage) -> None:
@@ -234,7 +270,7 @@ def test_a_child_that_ends_while_stopping_is_not_started_again(stage: Stage) -> 
 def test_a_front_that_dies_is_started_again_once_the_service_has_run(stage: Stage) -> None:
     stage.report(READY)
     stage.end("gunicorn")
-    assert stage.timer("restart gunicorn") == BACKOFF_SECONDS[1]
+    assert stage.timer("restart gunicorn") == BACKOFF_SECONDS[0]
     assert not stage.supervisor._stopping
 
 
@@ -249,21 +285,7 @@ def test_a_taken_port_stops_the_start_and_names_the_setting(stage: Stage) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingError, match=f"INFERENCE_API_PORT: cannot listen on 127.0.0.1:{port}"):
-            stage.supervisor._bind_port("127.0.0.1", port, "INFERENCE_API_PORT")
-
-
-def test_a_second_service_in_the_same_folder_is_refused_and_the_first_keeps_it(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    first, second = (Supervisor(Settings(run_dir=str(folder)), proxy=None, status_fd=99) for _ in range(2))
-    with first._cleanup:
-        first._prepare_run_dir()
-        with pytest.raises(SettingError, match="another service runs"), second._cleanup:
-            second._prepare_run_dir()
-        key = (folder / "internal_auth_key").stat()
-        assert key.st_mode & 0o777 == 0o600 and key.st_size == 64
-    assert not folder.exists()
-    first._selector.close()
-    second._selector.close()
+            bind_port("127.0.0.1", port, "INFERENCE_API_PORT", stage.supervisor._cleanup)
 
 
 def test_a_timer_fires_once_and_not_before_its_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +304,8 @@ def test_a_timer_fires_once_and_not_before_its_time(stage: Stage, monkeypatch: p
 
 def test_a_control_channel_that_ends_is_closed_and_nothing_else_happens(stage: Stage) -> None:
     ours, theirs = socket.socketpair()
-    control = Connection(ours, StatusMessage)
+    control = stage.supervisor._control = Connection(ours, StatusMessage)
+    del stage.supervisor._forget_control
     stage.supervisor._selector.register(control, selectors.EVENT_READ, None)
     theirs.close()
     stage.supervisor._read_status(control)

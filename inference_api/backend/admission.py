@@ -26,13 +26,14 @@ class Admission:
         self._draining = False
 
     def take(self, num_tokens: int) -> int | RefusalReason:
-        """Take a place for a prompt of `num_tokens`; return how many wait before it, or why there is no place."""
+        """Take a place for a prompt of `num_tokens`; return it (0: a row is free, 1: first in line), or why not."""
         with self._lock:
             if self._draining:
                 self._num_refused += 1
                 return RefusalReason.DRAINING
             waiting_tokens = self._num_waiting_tokens + num_tokens
-            too_many_tokens = self._num_waiting_tokens > 0 and waiting_tokens > self._max_waiting_tokens
+            must_wait = self._num_requests >= self._num_rows
+            too_many_tokens = must_wait and waiting_tokens > self._max_waiting_tokens
             if self._num_requests >= self._max_requests or too_many_tokens:
                 self._num_refused += 1
                 return RefusalReason.QUEUE_FULL

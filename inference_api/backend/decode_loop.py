@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 from inference_api.backend.engines.base import EMPTY_RESULT, Engine, RowPlan, SampleSpec, StepPlan
-from inference_api.backend.scheduler import Scheduler, WorkerGone
-from inference_api.messages import Abort, Message, Query, SamplingParams, Submit
+from inference_api.backend.scheduler import InboxMessage, Scheduler
+from inference_api.messages import Message, SamplingParams
 
-InboxItem = tuple[str, Submit | Abort | Query | WorkerGone]
+InboxItem = tuple[str, InboxMessage]
 
 
 class Inbox:
-    """Hand messages from the intake thread to the decode thread. Bounded by admission: a Submit has its place."""
+    """Hand messages from the intake thread to the decode thread; admission bounds the Submits in it."""
 
     def __init__(self) -> None:
         self._items: list[InboxItem] = []
         self._condition = threading.Condition()
 
-    def put(self, worker: str, message: Submit | Abort | Query | WorkerGone) -> None:
+    def put(self, worker: str, message: InboxMessage) -> None:
         """Add a message; called by the intake thread."""
         with self._condition:
             self._items.append((worker, message))
@@ -87,7 +87,7 @@ class DecodeLoop:
             self._outbox.send(worker, snapshot)
         self._release_rows()
         self.heartbeat_at = now
-        if plan.rows or messages:
+        if plan.rows:
             self._busy_at = now
 
     def check_idle_engine(self, interval_seconds: float) -> bool:

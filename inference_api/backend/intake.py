@@ -11,7 +11,6 @@ import logging
 import os
 import selectors
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ from inference_api.messages import (
     Abort,
     Accepted,
     Drain,
+    Dropped,
     Hello,
     Message,
     Ping,
@@ -37,6 +37,7 @@ from inference_api.messages import (
     WorkerMessage,
 )
 from inference_api.queues import Connection, ConnectionLostError, Wakeup, peer_uid
+from inference_api.threads import vital_thread
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,9 @@ class Intake:
         admission: Admission,
         inbox: Inbox,
         heartbeat_age: Callable[[], float],
-        on_stop: Callable[[], None],
+        on_stop: Callable[[int], None],
     ) -> None:
+        """`on_stop` takes an exit status: 0 if the supervisor says so or is gone, 1 if the thread dies by surprise."""
         self._admission = admission
         self._inbox = inbox
         self._heartbeat_age = heartbeat_age
@@ -62,12 +64,13 @@ class Intake:
         self._wakeup = Wakeup()
         self._control = Connection(control, SupervisorMessage, self._wakeup.wake)
         self._workers: dict[str, Connection] = {}
+        self._introduced: set[str] = set()
         self._greeted: set[str] = set()
         self._num_accepted = 0
         self._ready: Ready | None = None
         self._closing = False
         self._selector = selectors.DefaultSelector()
-        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._thread = vital_thread("intake", self._run, lambda: on_stop(1))
 
     def start(self) -> None:
         """Start the intake thread."""
@@ -87,7 +90,7 @@ class Intake:
         try:
             self._control.send(message)
         except ConnectionLostError:
-            self._on_stop()
+            self._on_stop(0)
 
     def send(self, worker: str, message: Message) -> None:
         """Send to a worker without blocking. One that is gone is ignored: the intake thread notices that itself."""
@@ -110,26 +113,31 @@ class Intake:
         self._closing = True
         self._wakeup.wake()
         self._thread.join()
+        self._wakeup.close()
 
     def _run(self) -> None:
-        while not self._closing:
-            for key, events in self._selector.select():
-                if events & selectors.EVENT_WRITE:
-                    self._flush(key.fileobj)
-                if events & selectors.EVENT_READ:
-                    key.data()
-            self._greet_new_workers()
-            self._select_for_writing()
-        for worker in list(self._workers):
-            self._forget(worker)
-        self._selector.close()
-        self._wakeup.close()
-        self._control.close()
+        try:
+            while not self._closing:
+                for key, events in self._selector.select():
+                    if events & selectors.EVENT_WRITE:
+                        self._flush(key.fileobj)
+                    if events & selectors.EVENT_READ:
+                        key.data()
+                self._greet_new_workers()
+                self._select_for_writing()
+        finally:
+            for worker in list(self._workers):
+                self._forget(worker)
+            self._selector.close()
+            self._control.close()
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
+            return
+        except OSError as error:  # out of descriptors: the worker waits in the backlog
+            logger.error("cannot take a connection: %s", error)
             return
         if peer_uid(sock) not in (os.getuid(), 0):
             logger.error("refused a connection of user %d", peer_uid(sock))
@@ -156,9 +164,10 @@ class Intake:
                 if message.version != WIRE_VERSION:
                     raise ConnectionLostError(f"speaks version {message.version}")
                 logger.info("%s is %s", worker, message.worker)
+                self._introduced.add(worker)
             case Submit():
                 self._submit(worker, message)
-            case Abort() | Query():
+            case Abort() | Query() | Dropped():
                 self._inbox.put(worker, message)
             case Ping():
                 self.send(worker, self._pong(message.ping_id))
@@ -168,13 +177,20 @@ class Intake:
         ready = self._ready
         if isinstance(place, RefusalReason):
             self.send(worker, Refused(submit.session_id, place, max(1.0, self._admission.eta_seconds(1))))
-        elif ready is None or len(submit.token_ids) > ready.context_tokens or not submit.token_ids:
-            self._admission.start(len(submit.token_ids))
-            self._admission.release(None)
+        elif ready is None:
+            self._give_back(submit)
+            self.send(worker, Refused(submit.session_id, RefusalReason.WARMING, 1.0))
+        elif len(submit.token_ids) > ready.context_tokens or not submit.token_ids:
+            self._give_back(submit)
             self.send(worker, Refused(submit.session_id, RefusalReason.TOO_LONG, 0.0))
         else:
             self.send(worker, Accepted(submit.session_id, place, self._admission.eta_seconds(place)))
             self._inbox.put(worker, submit)
+
+    def _give_back(self, submit: Submit) -> None:
+        """Give a place back that was taken for nothing."""
+        self._admission.start(len(submit.token_ids))
+        self._admission.release(None)
 
     def _pong(self, ping_id: int) -> Pong:
         num_requests = self._admission.num_requests
@@ -194,15 +210,15 @@ class Intake:
                     self._admission.drain()
                     self._inbox.wake()
                 elif isinstance(message, Stop):
-                    self._on_stop()
+                    self._on_stop(0)
         except ConnectionLostError:
             self._selector.unregister(self._control)
-            self._on_stop()
+            self._on_stop(0)
 
     def _greet_new_workers(self) -> None:
         if self._ready is None:
             return
-        for worker in self._workers.keys() - self._greeted:
+        for worker in self._introduced - self._greeted:
             self._greeted.add(worker)
             self.send(worker, self._ready)
 
@@ -222,6 +238,7 @@ class Intake:
     def _forget(self, worker: str) -> None:
         connection = self._workers.pop(worker)
         self._greeted.discard(worker)
+        self._introduced.discard(worker)
         self._selector.unregister(connection)
         connection.close()
         self._inbox.put(worker, WorkerGone(worker))

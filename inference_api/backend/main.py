@@ -57,6 +57,7 @@ class Backend:
         self._heartbeat_at = time.monotonic()
         self._reported_at = 0.0
         self._drained = False
+        self._exit_status = 0
         self._intake = Intake(
             listener,
             control,
@@ -86,7 +87,7 @@ class Backend:
             return 1
         finally:
             self._intake.close()
-        return 0
+        return self._exit_status
 
     def _load(self) -> DecodeLoop:
         settings = self._settings
@@ -97,7 +98,7 @@ class Backend:
         self._report_stage("image", began)
         engine = load_engine(settings, image, context_tokens)
         self._report_stage("load", began)
-        budget = warm_up(engine, settings.prefill_chunk_tokens)
+        budget = warm_up(engine, settings.prefill_chunk_tokens, settings.watchdog_seconds)
         check_engine(engine)
         self._report_stage(f"warm-up, prefill {budget.beside_tokens} to {budget.alone_tokens} tokens a step,", began)
         # Special ids have no text: the server skips them, so a stop sequence cannot match in them either.
@@ -122,7 +123,8 @@ class Backend:
     def _report_stage(self, stage: str, began: float) -> None:
         self._intake.report(Loading(stage, round(time.monotonic() - began, 3)))
 
-    def _on_stop(self) -> None:
+    def _on_stop(self, exit_status: int) -> None:
+        self._exit_status = exit_status
         self._stop.set()
         self._inbox.wake()
 
@@ -136,7 +138,7 @@ def load_engine(settings: Settings, image: ModelImage, context_tokens: int) -> E
         return mock.load(image, num_rows=settings.rows, context_tokens=context_tokens, script=script)
     from inference_api.backend.engines.transformers import load
 
-    return load(image, num_rows=settings.rows, context_tokens=context_tokens)
+    return load(image, num_rows=settings.rows, context_tokens=context_tokens, num_threads=settings.torch_threads)
 
 
 def ready_message(engine: Engine) -> Ready:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
 
 from inference_api.backend.admission import Admission
 from inference_api.backend.engines.base import (
@@ -22,11 +23,12 @@ from inference_api.backend.engines.base import (
     StepResult,
 )
 from inference_api.backend.kv_cache import RowAllocator
-from inference_api.backend.sequence import Sequence as Generation
-from inference_api.backend.sequence import SequenceStatus
+from inference_api.backend.sequence import Sequence, SequenceStatus
 from inference_api.backend.views import request_view, row_view
+from inference_api.errors import GenerationError
 from inference_api.messages import (
     Abort,
+    Dropped,
     ErrorInfo,
     FinishReason,
     Query,
@@ -41,6 +43,8 @@ from inference_api.messages import (
 MAX_IDLE_SECONDS = 1.0
 """An idle loop still steps so often: its heartbeat stays fresh."""
 
+_NO_RESULT = ErrorInfo(GenerationError.code, "The engine drew no token.")
+
 MAX_ENDED_REQUESTS = 1024
 """Ended requests whose figures can still be asked for."""
 
@@ -52,11 +56,14 @@ class WorkerGone:
     worker: str
 
 
+InboxMessage = Submit | Abort | Query | Dropped | WorkerGone
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenRules:
     """What the scheduler must know of the vocabulary: the bytes of every id, and the ids that end a sequence."""
 
-    token_bytes: Sequence[bytes]
+    token_bytes: Several[bytes]
     stop_ids: frozenset[int]
 
 
@@ -69,9 +76,9 @@ class Scheduler:
         self._admission = admission
         self._budget = budget
         self._rows = RowAllocator(info.num_rows)
-        self._waiting: collections.deque[Generation] = collections.deque()
-        self._running: dict[int, Generation] = {}
-        self._by_request: dict[tuple[str, str], list[Generation]] = {}
+        self._waiting: collections.deque[Sequence] = collections.deque()
+        self._running: dict[int, Sequence] = {}
+        self._by_request: dict[tuple[str, str], list[Sequence]] = {}
         self._ended: collections.OrderedDict[tuple[str, str], RequestView] = collections.OrderedDict()
         self._outputs: dict[str, list[SequenceOutput]] = {}
         self._snapshots: list[tuple[str, Snapshot]] = []
@@ -90,7 +97,7 @@ class Scheduler:
         deadlines = [sequence.deadline - now for sequence in self._waiting]
         return max(0.0, min([MAX_IDLE_SECONDS, *deadlines]))
 
-    def apply(self, messages: Iterable[tuple[str, Submit | Abort | Query | WorkerGone]], now: float) -> None:
+    def apply(self, messages: Iterable[tuple[str, InboxMessage]], now: float) -> None:
         """Take in messages as (worker, message), and end what is over its deadline."""
         for worker, message in messages:
             match message:
@@ -103,6 +110,9 @@ class Scheduler:
                     for sequence in [s for s in self._sequences() if s.worker == message.worker]:
                         self._finish(sequence, FinishReason.ABORT, now)
                     self._outputs.pop(message.worker, None)
+                case Dropped():
+                    self._metrics["late_tokens"] += message.late_tokens
+                    self._metrics["foreign_tokens"] += message.foreign_tokens
                 case Query():
                     self._snapshots.append((worker, self._snapshot(message, now)))
         for sequence in [s for s in self._sequences() if s.deadline <= now]:
@@ -143,6 +153,8 @@ class Scheduler:
             row_result = results.get(row_plan.row)
             if row_result is not None:
                 self._take_result(sequence, row_result, now)
+            elif row_plan.sample is not None:
+                self._finish(sequence, FinishReason.ERROR, now, _NO_RESULT)
         outputs, self._outputs = self._outputs, {}
         return {worker: StepOutput(items) for worker, items in outputs.items()}
 
@@ -156,18 +168,18 @@ class Scheduler:
         released, self._released = self._released, []
         return released
 
-    def _sequences(self) -> list[Generation]:
+    def _sequences(self) -> list[Sequence]:
         return [*self._waiting, *self._running.values()]
 
     def _submit(self, worker: str, submit: Submit, now: float) -> None:
-        sequence = Generation(submit, worker, now)
+        sequence = Sequence(submit, worker, now)
         sequence.recall(self._rules.token_bytes[token_id] for token_id in submit.token_ids[submit.num_prompt_tokens :])
         self._waiting.append(sequence)
         self._by_request.setdefault((submit.tenant, submit.request_id), []).append(sequence)
         self._metrics["requests"] += 1
         self._metrics["prompt_tokens"] += submit.num_prompt_tokens
 
-    def _row_plan(self, sequence: Generation, num_tokens: int) -> RowPlan:
+    def _row_plan(self, sequence: Sequence, num_tokens: int) -> RowPlan:
         start = sequence.num_computed_tokens
         end = start + num_tokens
         sample = None
@@ -176,10 +188,10 @@ class Scheduler:
             sample = SampleSpec(submit.sampling, submit.choice, end, submit.num_prompt_tokens)
         return RowPlan(sequence.row, start, tuple(sequence.token_ids[start:end]), sample)
 
-    def _take_result(self, sequence: Generation, result: RowResult, now: float) -> None:
+    def _take_result(self, sequence: Sequence, result: RowResult, now: float) -> None:
         """Append the drawn ids up to the one that ends the sequence; queue them for the worker."""
         if result.error is not None:
-            error = ErrorInfo(result.error.code, result.error.message)
+            error = ErrorInfo(GenerationError.code, result.error.message)
             self._finish(sequence, FinishReason.ERROR, now, error)
             return
         index = sequence.num_completion_tokens
@@ -200,7 +212,7 @@ class Scheduler:
         else:
             self._send(sequence, SequenceOutput(sequence.session_id, sequence.row, sequence.epoch, index, token_ids))
 
-    def _is_full(self, sequence: Generation) -> bool:
+    def _is_full(self, sequence: Sequence) -> bool:
         """Tell whether max_tokens is reached or the next id would have no slot."""
         return (
             sequence.num_completion_tokens >= sequence.submit.max_tokens
@@ -209,13 +221,13 @@ class Scheduler:
 
     def _finish(
         self,
-        sequence: Generation,
+        sequence: Sequence,
         reason: FinishReason,
         now: float,
         error: ErrorInfo | None = None,
         *,
         index: int | None = None,
-        token_ids: Sequence[int] = (),
+        token_ids: Several[int] = (),
     ) -> None:
         """End a sequence: free its row and its place, record it, queue its one terminal event.
 
@@ -245,7 +257,7 @@ class Scheduler:
         output = SequenceOutput(sequence.session_id, sequence.row, sequence.epoch, first, list(token_ids), finished)
         self._send(sequence, output)
 
-    def _send(self, sequence: Generation, output: SequenceOutput) -> None:
+    def _send(self, sequence: Sequence, output: SequenceOutput) -> None:
         self._outputs.setdefault(sequence.worker, []).append(output)
 
     def _snapshot(self, query: Query, now: float) -> Snapshot:

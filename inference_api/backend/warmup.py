@@ -5,9 +5,11 @@ Runs once in the decode thread. Knows the engine's contract only.
 
 from __future__ import annotations
 
+import math
 import time
 
 from inference_api.backend.engines.base import Engine, PrefillBudget, RowPlan, SampleSpec, StepPlan
+from inference_api.errors import SettingError
 from inference_api.messages import SamplingParams
 
 CHUNK_CANDIDATES = (32, 64, 128, 256, 512)
@@ -27,15 +29,20 @@ NUM_DECODE_STEPS = 3
 _PARAMS = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, seed=0)
 
 
-def warm_up(engine: Engine, chunk_tokens: int = 0) -> PrefillBudget:
+def warm_up(engine: Engine, chunk_tokens: int = 0, watchdog_seconds: float = math.inf) -> PrefillBudget:
     """Run every kind of step; return the budget: `chunk_tokens` if it is set, the engine's own, or the measured one.
 
     Every row but the last decodes while the last one prefills; every step starts its rows anew, and all are released
-    at the end.
+    at the end. Raises SettingError if an honest step comes near the watchdog's time: it would kill a sound backend.
     """
     if engine.info.prefill_budget is not None:
         return PrefillBudget(chunk_tokens, chunk_tokens) if chunk_tokens else engine.info.prefill_budget
     decode_seconds = min(_step_seconds(engine, 0, decoding=True) for _ in range(NUM_DECODE_STEPS))
+    if MAX_STEP_RATIO * decode_seconds > watchdog_seconds:
+        raise SettingError(
+            f"a step of {engine.info.num_rows} rows takes {decode_seconds:.1f} s and may take twice that, but "
+            f"INFERENCE_API_WATCHDOG_SECONDS is {watchdog_seconds:g}: raise it, or lower INFERENCE_API_ROWS"
+        )
     if chunk_tokens:
         _step_seconds(engine, min(chunk_tokens, engine.info.context_tokens - 1), decoding=True)
         return PrefillBudget(chunk_tokens, chunk_tokens)

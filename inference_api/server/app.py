@@ -7,7 +7,10 @@ checked once, before any view runs. Knows no torch, no weights, no rows.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
+import traceback
 
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
@@ -20,7 +23,13 @@ from inference_api.server.chat_template import ChatTemplate
 from inference_api.server.context import Call, ServerContext
 from inference_api.server.disconnects import DisconnectWatcher
 from inference_api.server.health import make_health_blueprint
-from inference_api.server.identity import ASSERTION_HEADER, Identity, choose_request_id, read_internal_key
+from inference_api.server.identity import (
+    ASSERTION_HEADER,
+    Identity,
+    choose_request_id,
+    is_loopback_socket,
+    read_internal_key,
+)
 from inference_api.server.inspection import make_inspection_blueprint
 from inference_api.server.native import make_native_blueprint
 from inference_api.server.output_router import OutputRouter
@@ -60,9 +69,9 @@ def make_context(settings: Settings) -> ServerContext:
     router = OutputRouter()
     context = ServerContext(
         settings=settings,
-        client=BackendClient(settings.socket_path, router),
+        client=BackendClient(settings.socket_path, router, on_death=end_worker),
         router=router,
-        watcher=DisconnectWatcher(),
+        watcher=DisconnectWatcher(on_death=end_worker),
         tokenizer=tokenizer,
         chat_template=template,
         limits=NativeLimits(context_tokens=min(settings.context_tokens, image.context_tokens), eos_text=image.eos_text),
@@ -73,10 +82,9 @@ def make_context(settings: Settings) -> ServerContext:
     return context
 
 
-def stop_context(context: ServerContext) -> None:
-    """End the threads of a context."""
-    context.client.stop()
-    context.watcher.stop()
+def end_worker() -> None:
+    """End this gunicorn worker, which can serve no more; the arbiter starts another."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def create_app(context: ServerContext, identity: Identity) -> Flask:
@@ -122,6 +130,7 @@ def _identify(identity: Identity) -> None:
         assertion=request.headers.get(ASSERTION_HEADER),
         request_id=request_id,
         scope=scope,
+        on_loopback=is_loopback_socket(request.environ.get("gunicorn.socket")),
     )
     g.call = Call(request_id, claims, {})
 
@@ -157,6 +166,10 @@ def _http_error(error: HTTPException, settings: Settings) -> Response:
 
 
 def _unexpected_error(error: Exception) -> Response:
-    """Log a defect of ours with its traceback, and tell the caller nothing of it."""
-    logger.error("unexpected error on %s %s", request.method, request.path, exc_info=error)
+    """Log where a defect of ours struck, and tell the caller nothing of it.
+
+    The exception's own text is left out: it may quote the request.
+    """
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("unexpected %s on %s %r\n%s", type(error).__name__, request.method, request.path, frames)
     return json_response(500, {"status_code": 500, "message": "Internal error."})

@@ -16,6 +16,7 @@ import queue
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from inference_api.messages import (
     Abort,
     Accepted,
     BackendMessage,
+    Dropped,
     ErrorInfo,
     Failed,
     Finished,
@@ -46,6 +48,7 @@ from inference_api.messages import (
 )
 from inference_api.queues import Connection, ConnectionLostError, Wakeup
 from inference_api.server.output_router import OutputRouter, SessionStream
+from inference_api.threads import vital_thread
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +73,8 @@ class OpenRequest:
 class BackendClient:
     """Talk to the backend. Any request thread may call; `start` and `stop` frame the worker's life."""
 
-    def __init__(self, socket_path: Path, router: OutputRouter) -> None:
+    def __init__(self, socket_path: Path, router: OutputRouter, on_death: Callable[[], None]) -> None:
+        """`on_death` is called if the reader thread dies by surprise: nothing would be answered any more."""
         self._socket_path = socket_path
         self._router = router
         self._wakeup = Wakeup()
@@ -81,7 +85,8 @@ class BackendClient:
         self._asked: dict[int, queue.SimpleQueue[Pong | Snapshot | None]] = {}
         self._ask_ids = itertools.count(1)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="backend-client", daemon=True)
+        self._reported = (0, 0)
+        self._thread = vital_thread("backend-client", self._run, on_death)
 
     def start(self) -> None:
         """Start the reader thread, which connects."""
@@ -217,6 +222,7 @@ class BackendClient:
             case StepOutput():
                 for output in message.outputs:
                     self._deliver(output)
+                self._report_dropped()
             case Accepted() | Refused():
                 request = self._open.get(message.session_id)
                 if request is not None:
@@ -237,6 +243,15 @@ class BackendClient:
             self._open.pop(output.session_id, None)
         if not fits and request is not None:
             self.abort(request.submit.request_id, request.submit.tenant)
+
+    def _report_dropped(self) -> None:
+        """Tell the backend how many ids belonged to nobody, if there are new ones."""
+        dropped = (self._router.late_tokens, self._router.foreign_tokens)
+        if dropped != self._reported:
+            late_tokens, foreign_tokens = (now - before for now, before in zip(dropped, self._reported, strict=True))
+            self._reported = dropped
+            with contextlib.suppress(BackendLostError):
+                self._send(Dropped(late_tokens, foreign_tokens))
 
     def _answer(self, ask_id: int, message: Pong | Snapshot) -> None:
         waiting = self._asked.get(ask_id)
@@ -270,5 +285,7 @@ def _refusal(refused: Refused, submit: Submit) -> Exception:
             return OverloadedError("Service overloaded, try again later.", refused.retry_after_seconds)
         case RefusalReason.DRAINING:
             return DrainingError("The service is stopping, try again later.", refused.retry_after_seconds)
+        case RefusalReason.WARMING:
+            return WarmingError("The model is not ready yet, try again later.", refused.retry_after_seconds)
         case _:
             return PromptTooLongError(f"The backend holds no prompt of {len(submit.token_ids)} tokens.")

@@ -7,15 +7,13 @@ Knows sockets and callbacks, nothing of requests.
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import threading
 from collections.abc import Callable
 
 from inference_api.queues import Wakeup
-
-logger = logging.getLogger(__name__)
+from inference_api.threads import vital_thread
 
 _LEFT = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
@@ -23,14 +21,15 @@ _LEFT = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 class DisconnectWatcher:
     """Call back, once and from its own thread, when the peer of a watched socket sends FIN or RST."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_death: Callable[[], None]) -> None:
+        """`on_death` is called if the thread dies by surprise: nobody would notice a leaver any more."""
         self._epoll = select.epoll()
         self._wakeup = Wakeup()
         self._epoll.register(self._wakeup.fileno(), select.EPOLLIN)
         self._lock = threading.Lock()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="disconnects", daemon=True)
+        self._thread = vital_thread("disconnects", self._run, on_death)
 
     def start(self) -> None:
         """Start the thread."""
@@ -48,8 +47,8 @@ class DisconnectWatcher:
         """Watch a socket until `forget`; return the handle for that. The socket must stay open until then."""
         handle = sock.fileno()
         with self._lock:
+            self._epoll.register(handle, _LEFT | select.EPOLLONESHOT)
             self._callbacks[handle] = on_left
-        self._epoll.register(handle, _LEFT | select.EPOLLONESHOT)
         return handle
 
     def forget(self, handle: int) -> None:
@@ -66,7 +65,20 @@ class DisconnectWatcher:
     def _run(self) -> None:
         while not self._closing:
             for handle, _ in self._epoll.poll():
-                with self._lock:
-                    on_left = self._callbacks.get(handle)
-                    if on_left is not None:
-                        on_left()
+                self._tell(handle)
+
+    def _tell(self, handle: int) -> None:
+        """Call back if the socket that has this number now has really been left.
+
+        Between the event and the lock the number may have gone to another connection, whose client is still there.
+        """
+        with self._lock:
+            on_left = self._callbacks.get(handle)
+            if on_left is not None and _has_left(handle):
+                on_left()
+
+
+def _has_left(handle: int) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -10,7 +10,7 @@ from inference_api.config import Settings
 
 _settings = Settings.from_environ()
 
-bind = f"{_settings.bind}:{_settings.port}"
+bind = f"{_settings.host}:{_settings.port}"
 wsgi_app = "inference_api.inference_api_server:create_server()"
 worker_class = "inference_api.server.worker.StreamWorker"
 workers = _settings.workers

@@ -7,8 +7,11 @@ a client says who it is.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
+import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,13 +35,15 @@ class Identity:
         self._now = now
         self._allow_anonymous = allow_anonymous
 
-    def authenticate(self, *, method: str, path: str, assertion: str | None, request_id: str, scope: str) -> Claims:
-        """Return the caller's claims.
+    def authenticate(
+        self, *, method: str, path: str, assertion: str | None, request_id: str, scope: str, on_loopback: bool
+    ) -> Claims:
+        """Return the caller's claims; `on_loopback` tells whether the call came in on a loopback address.
 
         Raises UnauthenticatedError without a valid assertion for this very call, ForbiddenError without the scope.
         """
         if assertion is None:
-            if self._allow_anonymous:
+            if self._allow_anonymous and on_loopback:
                 return LOCAL_CLAIMS
             raise UnauthenticatedError("This address serves the proxy only; send the request to the proxy.")
         try:
@@ -50,6 +55,18 @@ class Identity:
         if scope not in claims.scopes:
             raise ForbiddenError(f"This route needs the scope '{scope}'.")
         return claims
+
+
+def is_loopback_socket(sock: socket.socket | None) -> bool:
+    """Tell whether a connection came in on a loopback address; without a socket (a test client) it did.
+
+    Asked of the socket itself: what the settings say is not what a gunicorn option has bound.
+    """
+    if sock is None:
+        return True
+    address = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def choose_request_id(proposed: str | None) -> str:
@@ -72,9 +89,12 @@ def read_internal_key(settings: Settings) -> bytes:
         return derive_internal_key(secret.encode())
     path: Path = settings.key_path
     try:
+        mode = path.stat().st_mode
         key = path.read_bytes().strip()
     except OSError as error:
         raise SettingError(f"INTERNAL_AUTH_KEY_FILE={path} cannot be read: {error.strerror}") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise SettingError(f"INTERNAL_AUTH_KEY_FILE={path} can be read by others: chmod 600 {path}")
     if len(key) < 32:
         raise SettingError(f"INTERNAL_AUTH_KEY_FILE={path} holds {len(key)} bytes; at least 32 are needed.")
     return key

@@ -60,7 +60,7 @@ class InspectionRoutes:
     def metrics(self) -> Response:
         """Return gauges and counters in Prometheus' text format."""
         snapshot = self._ask(QueryKind.METRICS)
-        text, content_type = render_metrics(snapshot, self._context.router)
+        text, content_type = render_metrics(snapshot)
         return Response(text, content_type=content_type)
 
     def get_request(self, request_id: str) -> Response:

@@ -1,7 +1,7 @@
-"""Render `/metrics`: the backend's counters and this worker's own, in Prometheus' text format.
+"""Render `/metrics`: the backend's counters, in Prometheus' text format.
 
-Runs in PROCESS 1. The backend owns the engine's numbers, so that several workers tell the same story. Labels are a
-fixed set: no tenant, no request id, no text.
+Runs in PROCESS 1. The backend owns every number, workers report theirs to it, so that several workers tell the same
+story. Labels are a fixed set: no tenant, no request id, no text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from inference_api.messages import FinishReason, Snapshot
-from inference_api.server.output_router import OutputRouter
 
 _COUNTERS = {
     "requests": "Requests that took a place in the input queue.",
@@ -24,15 +23,16 @@ _COUNTERS = {
     "discarded_tokens": "Tokens computed and never sent.",
     "scheduled_tokens": "Tokens computed, prompts and completions.",
     "steps": "Forward passes.",
+    "late_tokens": "Tokens for sessions that had just ended.",
+    "foreign_tokens": "Tokens that matched no rule; always 0.",
 }
 
 
 class SnapshotCollector(Collector):
-    """Turn one Snapshot and one worker's router into metric families."""
+    """Turn one Snapshot into metric families."""
 
-    def __init__(self, snapshot: Snapshot, router: OutputRouter) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._router = router
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
@@ -48,16 +48,10 @@ class SnapshotCollector(Collector):
         for reason in FinishReason:
             finished.add_metric([reason.value], metrics.get(f"finished_{reason}", 0))
         yield finished
-        yield CounterMetricFamily(
-            "inference_api_late_tokens", "Tokens for sessions that had just ended.", value=self._router.late_tokens
-        )
-        yield CounterMetricFamily(
-            "inference_api_foreign_tokens", "Tokens that matched no rule; always 0.", value=self._router.foreign_tokens
-        )
 
 
-def render_metrics(snapshot: Snapshot, router: OutputRouter) -> tuple[bytes, str]:
+def render_metrics(snapshot: Snapshot) -> tuple[bytes, str]:
     """Return the exposition text and its content type."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(SnapshotCollector(snapshot, router))
+    registry.register(SnapshotCollector(snapshot))
     return generate_latest(registry), CONTENT_TYPE_LATEST

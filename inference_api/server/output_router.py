@@ -136,11 +136,6 @@ class OutputRouter:
         """Sessions that have no terminal event yet."""
         return len(self._streams)
 
-    def open_streams(self) -> list[SessionStream]:
-        """Return the open sessions' streams."""
-        with self._lock:
-            return list(self._streams.values())
-
     def _close(self, session_id: str) -> None:
         if self._streams.pop(session_id, None) is not None:
             self._ended[session_id] = None

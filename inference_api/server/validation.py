@@ -93,7 +93,6 @@ class NativeRequest:
     top_p: float
     top_k: int
     max_tokens: int
-    max_tokens_explicit: bool
     stop_sequence: str | None
     return_prompt: bool
     seed: int | None
@@ -122,7 +121,7 @@ def parse_native(
     values["stop_sequence"] = _resolve_stop(values["stop_sequence"], limits)
     _refuse_unknown(given, fields)
     values.setdefault("rag_context", None)
-    return NativeRequest(**values, max_tokens_explicit="max_tokens" in given)
+    return NativeRequest(**values)
 
 
 def refuse_lone_surrogates(name: str, value: object) -> None:

@@ -88,3 +88,9 @@ def test_an_abandoned_place_in_the_queue_leaves_the_estimate_alone() -> None:
     admission.take(1)
     admission.release(None)
     assert admission.eta_seconds(4) == 1.0
+
+
+def test_prompts_for_which_rows_are_free_do_not_count_as_waiting() -> None:
+    admission = Admission(num_rows=4, queue_requests=2, queue_tokens=100)
+    assert [admission.take(90) for _ in range(4)] == [0, 0, 0, 0]
+    assert admission.take(90) is RefusalReason.QUEUE_FULL

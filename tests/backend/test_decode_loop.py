@@ -142,6 +142,16 @@ def test_an_idle_engine_checks_itself_once_an_interval_and_never_while_a_row_is_
     assert not loop.check_idle_engine(120.0)
 
 
+def test_a_question_does_not_put_the_self_check_off() -> None:
+    rig = Rig(2)
+    loop, inbox, _ = _make_loop(rig)
+    rig.now += 119.0
+    inbox.put(WORKER, Query(1, QueryKind.METRICS))
+    loop.step()
+    rig.now += 1.0
+    assert loop.check_idle_engine(120.0)
+
+
 def test_a_sick_engine_fails_its_self_check() -> None:
     rig = Rig(1, script=MockScript.parse("digits", 0.0, "nan:\x00"))
     with pytest.raises(RuntimeError, match="self-check failed"):

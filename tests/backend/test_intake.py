@@ -74,14 +74,24 @@ class Desk:
         self.admission = admission
         self.inbox = Inbox()
         self.stopped = threading.Event()
+        self.statuses: list[int] = []
         self.heartbeat_seconds = 0.25
         ours, theirs = socket.socketpair()
         self.supervisor = Peer(ours, StatusMessage)
         self.intake = Intake(
-            self.listener, theirs, admission, self.inbox, lambda: self.heartbeat_seconds, self.stopped.set
+            self.listener,
+            theirs,
+            admission,
+            self.inbox,
+            lambda: self.heartbeat_seconds,
+            self._on_stop,
         )
         self.peers: list[Peer] = [self.supervisor]
         self.intake.start()
+
+    def _on_stop(self, exit_status: int) -> None:
+        self.statuses.append(exit_status)
+        self.stopped.set()
 
     def connect(self) -> Peer:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -258,3 +268,25 @@ def test_a_broadcast_reaches_every_worker(desk: Desk) -> None:
     message = msgspec.structs.replace(READY, incarnation="other")
     desk.intake.broadcast(message)
     assert [worker.receive() for worker in workers] == [message] * 3
+
+
+def test_a_surprise_in_the_intake_stops_the_backend_with_a_status(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> float:
+        raise RuntimeError("a defect")
+
+    desk.serve()
+    peer = desk.connect_served()
+    monkeypatch.setattr(desk.intake, "_heartbeat_age", fail)
+    peer.send(Ping(1))
+    assert desk.stopped.wait(WAIT_SECONDS)
+    assert desk.statuses == [1]
+
+
+def test_a_worker_that_does_not_introduce_itself_is_not_greeted(desk: Desk) -> None:
+    desk.serve()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(str(desk.path))
+        assert desk.connect_served() is not None
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.recv(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from inference_api.backend import scheduler as scheduler_module
@@ -9,7 +11,7 @@ from inference_api.backend.engines.base import RowResult, StepResult
 from inference_api.backend.engines.mock import MockScript
 from inference_api.backend.scheduler import WorkerGone
 from inference_api.messages import FinishReason, QueryKind
-from tests.backend.factories import DIGITS, ECHO, EOS_ID, Rig
+from tests.backend.factories import DIGITS, ECHO, EOS_ID, WORKER, Rig
 
 
 def _fill(rig: Rig, num_sessions: int, **changes: object) -> list[str]:
@@ -364,3 +366,18 @@ def test_a_stop_that_began_before_a_resume_still_ends_the_row() -> None:
     rig.run()
     assert rig.text("s0") == b"OP"
     assert rig.ends["s0"].stop == b"STOP"
+
+
+def test_a_row_for_which_the_engine_draws_nothing_fails_and_does_not_spin() -> None:
+    rig = Rig(2)
+    rig.submit("s0")
+    rig.submit("s1")
+    rig.step()
+    plan = rig.scheduler.schedule(rig.now)
+    result = rig.engine.execute(plan)
+    kept = dataclasses.replace(result, rows=tuple(row for row in result.rows if row.row == 1))
+    outputs = rig.scheduler.update(plan, kept, rig.now)[WORKER].outputs
+    ends = {output.session_id: output.finished for output in outputs}
+    assert ends["s1"] is None
+    assert ends["s0"] is not None and ends["s0"].error is not None
+    assert ends["s0"].error.code == "generation_failed"

@@ -13,6 +13,7 @@ from inference_api.backend.decode_loop import check_engine
 from inference_api.backend.engines.base import EngineInfo, PrefillBudget, StepPlan, StepResult
 from inference_api.backend.engines.mock import MockEngine
 from inference_api.backend.warmup import warm_up
+from inference_api.errors import SettingError
 from tests.backend.factories import DIGITS, ECHO, NOISE, make_image
 
 
@@ -88,3 +89,11 @@ def test_an_engine_that_names_its_budget_is_not_measured() -> None:
     engine = MockEngine(make_image(), 4, 2048, dataclasses.replace(DIGITS, tokens_per_second=0.001))
     assert warm_up(engine) == engine.info.prefill_budget == PrefillBudget(512, 512)
     assert warm_up(engine, 7) == PrefillBudget(7, 7)
+
+
+def test_a_step_near_the_watchdogs_time_stops_the_start_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ClockedEngine(lambda plan: 3.0)
+    monkeypatch.setattr(warmup.time, "perf_counter", lambda: engine.now)
+    with pytest.raises(SettingError, match=r"4 rows takes 3.0 s .* INFERENCE_API_WATCHDOG_SECONDS is 5"):
+        warm_up(engine, watchdog_seconds=5.0)
+    warm_up(engine, watchdog_seconds=7.0)

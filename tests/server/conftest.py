@@ -41,7 +41,7 @@ def fake_client() -> FakeClient:
 @pytest.fixture
 def watcher() -> Iterator[DisconnectWatcher]:
     """Return a running watcher."""
-    watcher = DisconnectWatcher()
+    watcher = DisconnectWatcher(on_death=lambda: None)
     watcher.start()
     yield watcher
     assert watcher.num_watched == 0, "a client's socket is still watched"

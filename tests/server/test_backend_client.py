@@ -21,6 +21,7 @@ from inference_api.errors import (
 from inference_api.messages import (
     WIRE_VERSION,
     Abort,
+    Dropped,
     ErrorInfo,
     Failed,
     FinishReason,
@@ -50,7 +51,8 @@ class Line:
     def __init__(self, folder: Path) -> None:
         self.backend = FakeBackend(folder / "backend.sock")
         self.router = OutputRouter()
-        self.client = BackendClient(folder / "backend.sock", self.router)
+        self.died = threading.Event()
+        self.client = BackendClient(folder / "backend.sock", self.router, on_death=self.died.set)
         self.client.start()
 
     def connect(self, ready=READY) -> Connection:
@@ -204,7 +206,7 @@ def test_the_next_incarnation_is_connected_to_at_once_without_asking_around(
     line.connect(later)
     assert line.client.ready == later
     stream, _ = line.client.submit(make_submit("s0"))
-    assert line.router.open_streams() == [stream]
+    assert stream.token_ids == [] and line.router.num_open == 1
 
 
 def test_without_a_backend_there_is_no_ready_and_no_answer(line: Line) -> None:
@@ -288,7 +290,7 @@ def test_stopping_ends_open_streams(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_is_not_there_yet_is_waited_for_and_stopping_does_not_hang(tmp_path: Path) -> None:
-    client = BackendClient(tmp_path / "absent.sock", OutputRouter())
+    client = BackendClient(tmp_path / "absent.sock", OutputRouter(), on_death=lambda: None)
     client.start()
     client.stop()
     assert client.ready is None
@@ -310,3 +312,24 @@ def test_sixteen_threads_submit_at_once_and_each_gets_its_own_ids(line: Line) ->
     for thread in threads:
         thread.join()
     assert sorted(results.get_nowait() for _ in threads) == [(number, [number]) for number in range(16)]
+
+
+def test_a_surprise_in_the_reader_thread_ends_its_streams_and_is_told_of(line: Line) -> None:
+    connection = line.connect()
+    stream, _ = line.client.submit(make_submit("s0"))
+
+    def fail(output: SequenceOutput) -> bool:
+        raise RuntimeError("a defect")
+
+    line.router.deliver = fail  # type: ignore[method-assign]
+    connection.send(StepOutput([SequenceOutput("s0", 0, 1, 0, [5])]))
+    assert line.died.wait(WAIT_SECONDS)
+    assert _end_of(stream).reason is FinishReason.ERROR
+
+
+def test_ids_that_belong_to_nobody_are_reported_to_the_backend(line: Line) -> None:
+    connection = line.connect()
+    connection.send(StepOutput([SequenceOutput("nobody", 0, 1, 0, [5, 6])]))
+    assert line.next_message() == Dropped(0, 2)
+    connection.send(StepOutput([SequenceOutput("nobody", 0, 1, 2, [7])]))
+    assert line.next_message() == Dropped(0, 1)

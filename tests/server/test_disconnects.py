@@ -16,7 +16,7 @@ WAIT_SECONDS = 10.0
 
 @pytest.fixture
 def watcher() -> Iterator[DisconnectWatcher]:
-    watcher = DisconnectWatcher()
+    watcher = DisconnectWatcher(on_death=lambda: None)
     watcher.start()
     yield watcher
     watcher.stop()
@@ -127,3 +127,28 @@ def test_one_thread_watches_many_clients_and_tells_the_one_that_left(watcher: Di
         watcher.forget(handle)
         ours.close()
         theirs.close()
+
+
+def test_a_stale_event_does_not_end_the_connection_that_has_the_number_now(watcher: DisconnectWatcher, pair) -> None:
+    _client, server = pair
+    left = threading.Event()
+    handle = watcher.watch(server, left.set)
+    watcher._tell(handle)
+    assert not left.is_set(), "the client is still there, whatever the event said"
+    watcher.forget(handle)
+
+
+def test_a_callback_that_raises_is_told_of(pair) -> None:
+    client, server = pair
+    died = threading.Event()
+    watcher = DisconnectWatcher(on_death=died.set)
+    watcher.start()
+
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    handle = watcher.watch(server, fail)
+    client.close()
+    assert died.wait(WAIT_SECONDS)
+    watcher.forget(handle)
+    watcher.stop()

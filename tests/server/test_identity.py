@@ -9,7 +9,7 @@ import pytest
 
 from inference_api.config import Settings
 from inference_api.errors import ForbiddenError, SettingError, UnauthenticatedError
-from inference_api.server.identity import Identity, choose_request_id, read_internal_key
+from inference_api.server.identity import Identity, choose_request_id, is_loopback_socket, read_internal_key
 from proxy.auth import Claims, mint_assertion
 
 KEY = b"k" * 32
@@ -19,8 +19,10 @@ CLAIMS = Claims("alpha", "token-1", frozenset({"inference"}), NOW + 3600, {})
 CALL = {"method": "POST", "path": "/chat/mock", "request_id": REQUEST_ID}
 
 
-def _authenticate(assertion: str | None, *, now: float = NOW, anonymous: bool = False, **changes: str) -> Claims:
-    call = {**CALL, "scope": "inference", **changes}
+def _authenticate(
+    assertion: str | None, *, now: float = NOW, anonymous: bool = False, on_loopback: bool = True, **changes: str
+) -> Claims:
+    call = {**CALL, "scope": "inference", "on_loopback": on_loopback, **changes}
     return Identity(KEY, lambda: now, allow_anonymous=anonymous).authenticate(assertion=assertion, **call)
 
 
@@ -88,12 +90,14 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 def test_the_key_of_the_settings_wins_over_the_key_file(settings: Settings) -> None:
     settings.key_path.write_text("f" * 40)
+    settings.key_path.chmod(0o600)
     assert read_internal_key(settings) == b"f" * 40
     assert read_internal_key(dataclasses.replace(settings, internal_auth_key="s" * 40)) == b"s" * 40
 
 
 def test_a_key_file_may_end_with_a_newline(settings: Settings) -> None:
     settings.key_path.write_text("f" * 40 + "\n")
+    settings.key_path.chmod(0o600)
     assert read_internal_key(settings) == b"f" * 40
 
 
@@ -101,6 +105,40 @@ def test_a_short_or_absent_key_file_stops_the_start_and_names_the_setting(settin
     with pytest.raises(SettingError, match="INTERNAL_AUTH_KEY_FILE"):
         read_internal_key(settings)
     settings.key_path.write_text("hunch")
+    settings.key_path.chmod(0o600)
     with pytest.raises(SettingError, match="holds 5 bytes") as caught:
         read_internal_key(settings)
     assert "hunch" not in str(caught.value)
+
+
+def test_an_anonymous_caller_is_served_on_loopback_only() -> None:
+    with pytest.raises(UnauthenticatedError):
+        _authenticate(None, anonymous=True, on_loopback=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.8.7", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.5", False),
+        ("::ffff:10.0.0.5", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_loopback_is_asked_of_the_socket_itself(address: str, is_loopback: bool) -> None:
+    class Socket:
+        def getsockname(self) -> tuple[str, int]:
+            return address, 7000
+
+    assert is_loopback_socket(Socket()) is is_loopback
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 64)
+    key.chmod(0o644)
+    with pytest.raises(SettingError, match="chmod 600"):
+        read_internal_key(Settings(internal_auth_key_file=str(key)))

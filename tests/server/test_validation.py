@@ -126,7 +126,7 @@ def test_a_label_of_128_characters_is_accepted() -> None:
 
 def test_the_table_and_the_request_name_the_same_members() -> None:
     names = {field.name for field in dataclasses.fields(NativeRequest)}
-    assert names == {field.name for field in NATIVE_FIELDS} | {"max_tokens_explicit"}
+    assert names == {field.name for field in NATIVE_FIELDS}
 
 
 def test_an_answer_gets_the_room_that_the_prompt_leaves() -> None:

@@ -97,7 +97,6 @@ class StepResult:
     rows: tuple[RowResult, ...]
 
 
-EMPTY_PLAN = StepPlan(rows=())
 EMPTY_RESULT = StepResult(rows=())
 
 

@@ -47,11 +47,17 @@ _UNSAMPLED = SampleSpec(SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed
 """Stands for a row that does not sample: the cheapest draw, whose id is dropped and whose logits are still checked."""
 
 
-def load(image: ModelImage, *, num_rows: int, context_tokens: int, dtype: str = "float32") -> TransformersEngine:
+def load(
+    image: ModelImage, *, num_rows: int, context_tokens: int, dtype: str = "float32", num_threads: int = 0
+) -> TransformersEngine:
     """Load the weights of `image` and allocate the KV cache of `num_rows` × `context_tokens` slots; blocks for seconds.
+
+    `num_threads` 0 leaves torch its own choice; the number is part of the digest, for it may change the last bits.
 
     Raises ModelError in one line for a model that cannot be loaded or does not compute the same in rows.
     """
+    if num_threads:
+        torch.set_num_threads(num_threads)
     if context_tokens > image.context_tokens:
         raise ModelError(f"a context of {context_tokens} tokens is over the model's {image.context_tokens}")
     model = _load_model(image, dtype)
@@ -145,6 +151,7 @@ def _probe(rows: ModelRows, token_ids: list[int], expected: Tensor) -> None:
 
 def _digest(image: ModelImage, dtype: str, rows: ModelRows) -> str:
     path = f"transformers-{transformers.__version__} torch-{torch.__version__} {dtype} {type(rows).__name__}"
+    path += f" threads-{torch.get_num_threads()}"
     return hashlib.sha256(f"{image.digest} {path}".encode()).hexdigest()
 
 

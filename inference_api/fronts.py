@@ -1,0 +1,63 @@
+"""Own the two processes that clients reach, as the supervisor starts them: gunicorn and the proxy, each on its socket.
+
+The supervisor binds the sockets and keeps them, so that a front that dies loses no connection that waits. Binding and
+listening are two steps: a taken port is told before anything starts, and connections are refused until all is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Mapping, Sequence
+
+from inference_api.child import Child
+from inference_api.config import Settings, child_environ, proxy_environ
+from inference_api.errors import SettingError
+
+LISTEN_BACKLOG = 2048
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Front:
+    """A bound socket and the program that serves it."""
+
+    name: str
+    listener: socket.socket
+    command: Sequence[str]
+    environ: Mapping[str, str]
+
+    def listen(self) -> None:
+        """Let connections in; they wait until the program takes them."""
+        self.listener.listen(LISTEN_BACKLOG)
+
+    def start(self) -> Child:
+        """Start the program."""
+        return Child.start(self.name, self.command, self.environ, pass_fds=(self.listener.fileno(),))
+
+
+def bind_fronts(settings: Settings, proxy: tuple[str, int] | None, cleanup: contextlib.ExitStack) -> list[Front]:
+    """Bind the public ports and say what runs on them; `cleanup` closes the sockets. Raises SettingError."""
+    web = bind_port(settings.bind, settings.port, "INFERENCE_API_PORT", cleanup)
+    command = ["-m", "gunicorn", "--config", "python:inference_api.server.gunicorn_settings"]
+    command += ["--bind", f"fd://{web.fileno()}"]
+    fronts = [Front("gunicorn", web, command, child_environ(settings))]
+    if proxy is not None:
+        host, port = proxy
+        public = bind_port(host, port, "the proxy's port", cleanup)
+        command = ["-m", "proxy.proxy", "--fd", str(public.fileno()), "--bind", host, "--port", str(port)]
+        command += ["--hostname", settings.url]
+        fronts.append(Front("proxy", public, command, child_environ(settings, extra=proxy_environ(settings))))
+    return fronts
+
+
+def bind_port(host: str, port: int, name: str, cleanup: contextlib.ExitStack) -> socket.socket:
+    """Bind without listening; raise SettingError, naming the setting and the address, if that cannot be."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    cleanup.callback(listener.close)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise SettingError(f"{name}: cannot listen on {host}:{port}: {error.strerror}; take another port") from None
+    return listener

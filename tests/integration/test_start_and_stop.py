@@ -55,8 +55,8 @@ def test_a_wrong_setting_is_one_line_and_exit_status_1() -> None:
 
 
 def test_a_backend_that_dies_three_times_before_it_is_ready_stops_the_service() -> None:
-    # At this rate the warm-up alone takes seconds, so that each backend is killed before it is ready.
-    with running_service(wait=False, INFERENCE_API_MOCK_TOKENS_PER_SECOND="10") as service:
+    # At this rate the engine's self-check takes 100 s, so that each backend is killed before it is ready.
+    with running_service(wait=False, INFERENCE_API_MOCK_TOKENS_PER_SECOND="0.01") as service:
         killed: set[int] = set()
         for _ in range(3):
             wait_for(lambda: set(service.pids_of("inference_api.backend.main")) - killed, 10.0, "a backend")

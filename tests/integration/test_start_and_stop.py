@@ -5,6 +5,7 @@ The supervisor is the outermost process here; a plain gunicorn with its configur
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -85,12 +86,14 @@ def test_kill_of_the_supervisor_leaves_no_process_even_with_streams_open() -> No
 def test_sigterm_lets_streams_end_whole_and_refuses_new_ones() -> None:
     with running_service(**RATE) as service:
         body = {"text": "x", "max_tokens": 60}
-        with (
-            RawStream(service.port, "/inference/mock", body) as first,
-            RawStream(service.port, "/inference/mock", body) as second,
-            RawStream(service.port, "/inference/mock", {"text": "x", "max_tokens": 10}) as queued,
-        ):
+        with contextlib.ExitStack() as stack:
+
+            def start(body: object) -> RawStream:
+                return stack.enter_context(RawStream(service.port, "/inference/mock", body))
+
+            first, second = start(body), start(body)
             assert first.read_chunk() and second.read_chunk()
+            queued = start({"text": "x", "max_tokens": 10})
             wait_for(lambda: service.rows()["num_waiting"] == 1, 2.0, "a request in the queue")
             service.process.send_signal(signal.SIGTERM)
             wait_for(lambda: service.get("/health").status_code == 503, 1.0, "health to say so")

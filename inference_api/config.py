@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Any
 from inference_api.errors import SettingError
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""What the proxy's routes take as a model's name."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
@@ -164,6 +168,11 @@ class Settings:
             )
         if self.insecure_dev and self.bind not in LOOPBACK_HOSTS:
             raise SettingError(f"INSECURE_DEV works on a loopback address only, and INFERENCE_API_BIND is {self.bind}.")
+        for name in self.served_model_names:
+            if not _MODEL_NAME.fullmatch(name):
+                raise SettingError(
+                    f"INFERENCE_API_SERVED_MODEL_NAMES: {name!r} cannot stand in a path; use A-Z a-z 0-9 . _ : -"
+                )
         if self.internal_auth_key and len(self.internal_auth_key.encode()) < 32:
             raise SettingError("INTERNAL_AUTH_KEY is shorter than 32 bytes.")
         if len(os.fsencode(self.socket_path)) > 100:
@@ -292,5 +301,8 @@ def _parse(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
     low = -math.inf if meta["low"] is None else meta["low"]
     high = math.inf if meta["high"] is None else meta["high"]
     if not low <= value <= high or math.isinf(value):
-        raise SettingError(f"{name}={text} is outside bounds, {meta['low']} <= {name} <= {meta['high']}.")
+        bounds = (
+            f"{meta['low']} <= {name} <= {meta['high']}" if meta["high"] is not None else f"{meta['low']} <= {name}"
+        )
+        raise SettingError(f"{name}={text} is outside bounds, {bounds}.")
     return value

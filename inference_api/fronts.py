@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -38,13 +39,13 @@ class Front:
 
 def bind_fronts(settings: Settings, proxy: tuple[str, int] | None, cleanup: contextlib.ExitStack) -> list[Front]:
     """Bind the public ports and say what runs on them; `cleanup` closes the sockets. Raises SettingError."""
-    web = bind_port(settings.bind, settings.port, "INFERENCE_API_PORT", cleanup)
+    web = bind_port(settings.bind, settings.port, "INFERENCE_API_BIND, INFERENCE_API_PORT", cleanup)
     command = ["-m", "gunicorn", "--config", "python:inference_api.server.gunicorn_settings"]
     command += ["--bind", f"fd://{web.fileno()}"]
     fronts = [Front("gunicorn", web, command, child_environ(settings))]
     if proxy is not None:
         host, port = proxy
-        public = bind_port(host, port, "the proxy's port", cleanup)
+        public = bind_port(host, port, "PROXY_BIND, PROXY_PORT", cleanup)
         command = ["-m", "proxy.proxy", "--fd", str(public.fileno()), "--bind", host, "--port", str(port)]
         command += ["--hostname", settings.url]
         fronts.append(Front("proxy", public, command, child_environ(settings, extra=proxy_environ(settings))))
@@ -59,5 +60,6 @@ def bind_port(host: str, port: int, name: str, cleanup: contextlib.ExitStack) ->
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise SettingError(f"{name}: cannot listen on {host}:{port}: {error.strerror}; take another port") from None
+        advice = "; take another port" if error.errno == errno.EADDRINUSE else ""
+        raise SettingError(f"{name}: cannot listen on {host}:{port}: {error.strerror}{advice}") from None
     return listener

@@ -18,6 +18,8 @@ class RestartPolicy:
 
     def __init__(self) -> None:
         self.num_deaths = 0
+        self.has_settled = False
+        """Whether the child has ever served for SETTLED_SECONDS."""
         self._serving_since: float | None = None
 
     def serves(self, now: float) -> None:
@@ -27,6 +29,7 @@ class RestartPolicy:
     def settle(self) -> None:
         """Forget earlier deaths; called when the child has served for SETTLED_SECONDS."""
         self.num_deaths = 0
+        self.has_settled = True
 
     def dies(self, now: float) -> float:
         """Note a death; return the seconds to wait before the restart."""

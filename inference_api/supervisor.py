@@ -27,7 +27,7 @@ from types import FrameType
 from inference_api.card import print_card
 from inference_api.child import Child
 from inference_api.config import Settings, child_environ, jwt_secret, proxy_bind
-from inference_api.errors import InferenceApiError
+from inference_api.errors import InferenceApiError, SettingError
 from inference_api.fronts import Front, bind_fronts
 from inference_api.messages import Drain, Drained, Fatal, Heartbeat, Loading, Ready, StatusMessage, Stop
 from inference_api.model_image import build_mock_image
@@ -85,7 +85,11 @@ class Supervisor:
     def _start_image(self) -> None:
         """Have the model image prepared, in a process of its own; the rest starts when it is there."""
         if self._settings.engine == "mock":
-            self._start_on_image(build_mock_image(self._settings.cache_path).path)
+            try:
+                image = build_mock_image(self._settings.cache_path)
+            except OSError as error:
+                raise SettingError(f"INFERENCE_API_CACHE_DIR cannot be used: {error}") from None
+            self._start_on_image(image.path)
             return
         command = ["-m", "inference_api.prepare", "--cache", str(self._settings.cache_path)]
         if self._settings.model:
@@ -252,13 +256,14 @@ class Supervisor:
         if self._stopping:
             self._stop_children()
             return
-        if not self._was_ready:
+        restarts = self._restarts[name]
+        wait_seconds = restarts.dies(time.monotonic())
+        if not restarts.has_settled and (not self._was_ready or restarts.num_deaths >= MAX_START_DEATHS):
             self._exit_status = 1
             sys.stderr.write(f"ERROR: {name} could not start (status {status}); see its log above\n")
             self._drain(0.0)
             return
         logger.error("%s ended with status %d; it is started again", name, status)
-        wait_seconds = self._restarts[name].dies(time.monotonic())
         self._set_timer(f"restart {name}", wait_seconds, lambda: self._start_front(name))
 
     def _drain(self, grace_seconds: float) -> None:

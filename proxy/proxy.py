@@ -72,7 +72,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "worker_connections": settings.max_connections,
         "backlog": 2048,
         "graceful_timeout": int(settings.drain_grace_seconds),
-        "timeout": 30,
+        "timeout": 15,
         "limit_request_line": 4094,
         "limit_request_fields": 50,
         "limit_request_field_size": 8190,

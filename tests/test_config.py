@@ -173,3 +173,13 @@ def test_paths_are_in_the_run_folder_and_two_ports_have_two_folders() -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().port = 1  # type: ignore[misc]
+
+
+def test_a_model_name_that_cannot_stand_in_a_path_is_refused() -> None:
+    with pytest.raises(SettingError, match="'a/b' cannot stand in a path"):
+        Settings.from_environ({"SERVED_MODEL_NAMES": "a/b"})
+
+
+def test_a_bound_without_an_upper_end_is_told_without_one() -> None:
+    with pytest.raises(SettingError, match=r"0.001 <= INFERENCE_API_QUEUE_SECONDS\.$"):
+        Settings.from_environ({"INFERENCE_API_QUEUE_SECONDS": "nan"})

@@ -26,3 +26,13 @@ def test_to_be_ready_for_a_moment_is_not_to_have_recovered() -> None:
     policy.serves(1.0)
     assert policy.dies(1.0 + SETTLED_SECONDS / 2) == BACKOFF_SECONDS[1]
     assert policy.num_failed_restarts == 1
+
+
+def test_a_child_that_never_served_for_a_while_has_not_settled() -> None:
+    policy = RestartPolicy()
+    policy.serves(0.0)
+    policy.dies(SETTLED_SECONDS / 2)
+    assert not policy.has_settled
+    policy.serves(10.0)
+    policy.dies(10.0 + SETTLED_SECONDS)
+    assert policy.has_settled

@@ -281,6 +281,15 @@ def test_a_front_that_cannot_start_stops_the_service(stage: Stage, capsys: pytes
     assert "proxy could not start (status 3)" in capsys.readouterr().err
 
 
+def test_a_front_that_never_lasts_stops_the_service_after_three_deaths(stage: Stage) -> None:
+    stage.report(READY)
+    for _ in range(MAX_START_DEATHS):
+        assert not stage.supervisor._stopping
+        stage.end("proxy", 1)
+        stage.supervisor._children["proxy"] = stage.children["proxy"]  # type: ignore[assignment]
+    assert stage.supervisor._exit_status == 1
+
+
 def test_a_taken_port_stops_the_start_and_names_the_setting(stage: Stage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -91,7 +91,8 @@ def create_app(context: ServerContext, identity: Identity) -> Flask:
     """Return the application; raise SettingError if an endpoint declares no scope."""
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = context.settings.body_bytes
-    app.url_map.strict_slashes = True
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    app.url_map.merge_slashes = False
     app.register_blueprint(make_health_blueprint(context))
     app.register_blueprint(make_native_blueprint(context))
     app.register_blueprint(make_inspection_blueprint(context))

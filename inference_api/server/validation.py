@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from inference_api.errors import InvalidRequestError, PromptTooLongError
 
@@ -140,7 +140,8 @@ def _parse_object(body: bytes, content_type: str | None) -> dict[str, object]:
         raise InvalidRequestError("Request was not JSON")
     try:
         # RFC 8259 section 8.1: UTF-8 without a byte order mark; json.loads would guess other encodings from bytes.
-        given = json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
+        # NaN and Infinity are no JSON, but a field's bounds name them better than "malformed" does.
+        given = json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=float)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
@@ -156,11 +157,6 @@ def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
             raise InvalidRequestError(f"Parameter: {_shown(name)} is given more than once. Send it once.")
         members[name] = value
     return members
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    """Refuse NaN, Infinity and -Infinity, which are Python's extension of JSON (RFC 8259 section 6)."""
-    raise ValueError(f"{name} is not JSON")
 
 
 def _convert(field: Field, given: dict[str, object]) -> Any:

@@ -8,11 +8,23 @@ hundred of them for minutes. Knows sockets only, nothing of requests.
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
+import traceback
+from http import HTTPStatus
 from typing import Any
 
+from gunicorn.http import errors
 from gunicorn.workers.gthread import ThreadWorker
+
+_PARSE_ANSWERS = (
+    (errors.LimitRequestLine, 414, "Request target is too long."),
+    (errors.LimitRequestHeaders, 431, "Request header fields are too large or too many."),
+    (errors.ExpectationFailed, 417, "Expectation is not supported."),
+    (errors.UnsupportedTransferCoding, 501, "Transfer-Encoding must be chunked."),
+    (errors.ParseException, 400, "Request is not valid HTTP."),
+)
 
 LINGER_SECONDS = 2.0
 MAX_LINGER_BYTES = 65536
@@ -20,7 +32,7 @@ MAX_LINGER_BYTES = 65536
 
 
 class StreamWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
-    """gunicorn's gthread worker, less the lingering on its main thread."""
+    """gunicorn's gthread worker, less the lingering on its main thread, and with errors that quote nothing."""
 
     def handle(self, conn: Any) -> Any:
         """Serve one request of a connection; runs in a request thread, which lingers if the connection is to close."""
@@ -28,6 +40,26 @@ class StreamWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         if outcome is False:
             linger(conn.sock)
         return outcome
+
+    def handle_error(self, _req: Any, client: Any, _addr: Any, exc: BaseException) -> None:
+        """Answer what is no HTTP, or broke before Flask, in JSON. Nothing that the client sent is logged or echoed."""
+        status, reason, message = _answer_for(exc)
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            frames = "".join(traceback.format_tb(exc.__traceback__))
+            self.log.error("request failed: %s\n%s", type(exc).__name__, frames)
+        body = json.dumps({"status_code": status, "message": message})
+        head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        with contextlib.suppress(OSError):
+            client.sendall(f"{head}Connection: close\r\n\r\n{body}".encode())
+
+
+def _answer_for(exc: BaseException) -> tuple[int, str, str]:
+    """Return status, reason and text for an error of gunicorn's parser, or of ours."""
+    status, message = next(
+        ((status, message) for kind, status, message in _PARSE_ANSWERS if isinstance(exc, kind)),
+        (HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error."),
+    )
+    return status, HTTPStatus(status).phrase, message
 
 
 def linger(sock: socket.socket) -> None:

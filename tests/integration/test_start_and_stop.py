@@ -157,3 +157,17 @@ def test_no_secret_prompt_or_assertion_is_in_the_log() -> None:
         log = service.log.read_text()
         assert "the-very-private-prompt" not in log
         assert key not in log and "a-secret-for-tests" not in log
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"PROXY_MAX_BODY_BYTES": "x"}, "PROXY_MAX_BODY_BYTES"),
+        ({"JWT_SECRET": ""}, "Expected JWT_SECRET environment variable to be provided"),
+    ],
+)
+def test_a_wrong_setting_of_the_proxy_stops_the_whole_start(environ: dict[str, str], text: str) -> None:
+    with running_service(proxy=True, wait=False, **environ) as service:
+        assert service.process.wait(15) == 1
+        log = service.log.read_text()
+        assert text in log and "proxy could not start (status 1)" in log

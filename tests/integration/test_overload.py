@@ -37,14 +37,6 @@ def service() -> Iterator[Service]:
         yield running
 
 
-@pytest.fixture
-def streams(service: Service) -> Iterator[contextlib.ExitStack]:
-    """A stack that closes a test's streams, and waits until their rows are free."""
-    with contextlib.ExitStack() as stack:
-        yield stack
-    wait_for(lambda: service.num_rows_in_use() == 0, 2.0, "free rows")
-
-
 def fill_rows(service: Service, streams: contextlib.ExitStack, num_rows: int = NUM_ROWS) -> list[RawStream]:
     """Let long streams decode in so many rows."""
     running = [streams.enter_context(RawStream(service.port, "/inference/mock", LONG)) for _ in range(num_rows)]

@@ -1,0 +1,18 @@
+"""Share what several integration modules need; `service` is each module's own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.service import Service, wait_for
+
+
+@pytest.fixture
+def streams(service: Service) -> Iterator[contextlib.ExitStack]:
+    """A stack that closes a test's streams, and waits until their rows are free."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+    wait_for(lambda: service.num_rows_in_use() == 0, 2.0, "free rows")

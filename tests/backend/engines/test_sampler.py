@@ -181,6 +181,44 @@ def test_a_row_draws_the_same_id_alone_in_any_batch_and_at_any_index():
     assert shuffled == [together[i] for i in order]
 
 
+@pytest.mark.parametrize("step", [0.0, 0.5], ids=["continuous", "tied"])
+@pytest.mark.parametrize("vocab", [3, 41, 257, 4099])
+def test_neighbours_with_another_top_k_change_no_id(vocab, step):
+    logits = torch.randn(24, vocab, generator=torch.Generator().manual_seed(5)) * 3
+    if step:
+        logits = (logits / step).round() * step
+    limits = [0, 2, 3, 40, 256, 257, 1000]
+    specs = [spec(0.9, limits[i % 7], (1.0, 0.9, 0.5)[i % 3], seed=i, position=i) for i in range(24)]
+    alone = [sampler.sample(logits[i : i + 1], [specs[i]])[0][0] for i in range(24)]
+    for num_rows in (2, 3, 8, 17, 24):
+        first = 24 - num_rows
+        assert sampler.sample(logits[first:], specs[first:]) == (alone[first:], [None] * num_rows)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(2, 1.0), (7, 0.9), (40, 0.5), (256, 1.0), (0, 0.01), (0, 0.04)])
+def test_ties_across_the_border_keep_the_lowest_ids_in_a_batch(top_k, top_p):
+    logits = torch.zeros(2, 5000)
+    logits[:, 4000] = 1.0
+    # One id above the border, all others on it: those kept are the lowest, whatever the selection found first.
+    probabilities, _ = reference_probabilities(logits[0].tolist(), spec(1.0, top_k, top_p).params)
+    assert max(set(probabilities) - {4000}) == len(probabilities) - 2
+    drawn: set[int] = set()
+    for position in range(300):
+        drawn.update(sampler.sample(logits, [spec(1.0, top_k, top_p, seed, 0, position) for seed in (1, 2)])[0])
+    assert drawn <= set(probabilities)
+    assert len(drawn) > min(len(probabilities), 5) - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_logits_of_a_model_in_inference_mode_are_read_only(dtype):
+    logits, specs = mixed_batch()
+    expected, _ = sampler.sample(logits, specs)
+    with torch.inference_mode():
+        inferred = logits.to(dtype, copy=True)
+    assert sampler.sample(inferred, specs) == (expected, [None] * 32)
+    assert torch.equal(inferred, logits.to(dtype))
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_a_row_with_non_finite_logits_fails_alone(poison):
     logits, specs = mixed_batch()

@@ -122,13 +122,12 @@ def test_sigterm_cuts_visibly_what_outlasts_the_grace() -> None:
 
 @pytest.mark.parametrize("with_proxy", [False, True])
 def test_sigint_ends_everything_in_time_with_streams_open(with_proxy: bool) -> None:
-    with (
-        running_service(**RATE, proxy=with_proxy) as service,
-        RawStream(service.port, "/inference/mock", LONG) as raw,
-        RawStream(service.port, "/chat/mock", LONG) as chat,
-        RawStream(service.port, "/inference/mock", LONG) as queued,
-    ):
+    with running_service(**RATE, proxy=with_proxy) as service, contextlib.ExitStack() as stack:
+        raw = stack.enter_context(RawStream(service.port, "/inference/mock", LONG))
+        chat = stack.enter_context(RawStream(service.port, "/chat/mock", LONG))
         assert raw.read_chunk() and chat.read_chunk()
+        queued = stack.enter_context(RawStream(service.port, "/inference/mock", LONG))
+        wait_for(lambda: service.rows()["num_waiting"] == 1, 5.0, "a request in the queue")
         began = time.monotonic()
         service.process.send_signal(signal.SIGINT)
         raw.read_all()

@@ -106,9 +106,8 @@ class Supervisor:
             output.seek(0)
             self._start_on_image(Path(output.read().decode().strip()))
 
-        self._add_child(
-            Child.start("prepare", command, child_environ(self._settings), stdout=output.fileno()), prepared
-        )
+        environ = child_environ(self._settings, secret=False)
+        self._add_child(Child.start("prepare", command, environ, stdout=output.fileno()), prepared)
 
     def _start_on_image(self, image_path: Path) -> None:
         """Link the image where every process looks for it, then start them."""
@@ -233,6 +232,8 @@ class Supervisor:
             backend.kill()
 
     def _backend_exited(self, status: int) -> None:
+        if self._control is not None:
+            self._read_status(self._control)  # its last words, a Fatal among them
         self._forget_control()
         for name in ("watchdog", "settled"):
             self._timers.pop(name, None)

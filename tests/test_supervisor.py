@@ -178,6 +178,21 @@ def test_a_fault_that_no_restart_helps_stops_the_service_with_its_text(
     assert "weights need 9 MiB" in capsys.readouterr().err
 
 
+def test_the_last_words_of_a_backend_that_has_exited_count(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.control.incoming.append(Fatal(ErrorInfo("model_error", "the weights are broken")))
+    stage.end("backend")
+    assert stage.supervisor._exit_status == 1
+    assert stage.timer("restart") is None
+    assert "the weights are broken" in capsys.readouterr().err
+
+
+def test_a_heartbeat_that_is_read_after_the_exit_arms_no_watchdog(stage: Stage) -> None:
+    stage.report(READY)
+    stage.control.incoming.append(Heartbeat())
+    stage.end("backend")
+    assert stage.timer("watchdog") is None
+
+
 def test_the_watchdog_watches_a_ready_backend_only(stage: Stage) -> None:
     assert stage.timer("watchdog") is None
     stage.report(READY)

@@ -14,7 +14,7 @@ from typing import TextIO
 import jwt
 
 from inference_api import __version__
-from inference_api.config import Settings
+from inference_api.config import Settings, url_host
 from inference_api.messages import Ready
 
 READY_SECONDS = 30.0
@@ -38,8 +38,7 @@ def format_card(
     ]
     url, header = server, ""
     if proxy is not None:
-        host = f"[{proxy[0]}]" if ":" in proxy[0] else proxy[0]
-        url = f"http://{host}:{proxy[1]}"
+        url = f"http://{url_host(proxy[0])}:{proxy[1]}"
         lines.append(f"  proxy    {url}   (bearer token needed)")
         if secret:
             claims = {"team_id": "dev", "token_id": "ready-card", "iat": int(now), "exp": int(now) + TOKEN_SECONDS}

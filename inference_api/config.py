@@ -27,6 +27,11 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
 
+def url_host(address: str) -> str:
+    """Return an address as it stands in a URL: IPv6 in brackets (RFC 3986 section 3.2.2)."""
+    return f"[{address}]" if ":" in address else address
+
+
 def setting(
     default: Any,
     *names: str,
@@ -195,8 +200,8 @@ class Settings:
 
     @property
     def host(self) -> str:
-        """The bound address as it stands in a URL: IPv6 in brackets."""
-        return f"[{self.bind}]" if ":" in self.bind else self.bind
+        """The bound address as it stands in a URL."""
+        return url_host(self.bind)
 
     @property
     def url(self) -> str:

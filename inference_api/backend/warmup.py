@@ -22,6 +22,7 @@ MAX_IDLE_STEP_SECONDS = 0.5
 """A step that only prefills may take this long: heartbeats and aborts wait for it."""
 
 CLOSE_CALL = 1.2
+"""A step up to so many times too slow is timed again."""
 
 NUM_DECODE_STEPS = 3
 """Decode steps that are timed; the fastest counts, because noise only ever adds."""

@@ -33,7 +33,7 @@ from inference_api.server.identity import (
 from inference_api.server.inspection import make_inspection_blueprint
 from inference_api.server.native import make_native_blueprint
 from inference_api.server.output_router import OutputRouter
-from inference_api.server.responses import error_response, json_response, unwritten_response
+from inference_api.server.responses import error_response, native_error, unwritten_response
 from inference_api.server.tokenizer import Tokenizer
 from inference_api.server.validation import NativeLimits
 
@@ -159,7 +159,7 @@ def _http_error(error: HTTPException, settings: Settings) -> Response:
         message = (
             f"Method {request.method} is not allowed here. Allowed: {', '.join(sorted(error.valid_methods or ()))}."
         )
-    response = json_response(status, {"status_code": status, "message": message})
+    response = native_error(status, message)
     for name, value in error.get_headers():
         if name == "Allow":
             response.headers[name] = value
@@ -173,4 +173,4 @@ def _unexpected_error(error: Exception) -> Response:
     """
     frames = "".join(traceback.format_tb(error.__traceback__))
     logger.error("unexpected %s on %s %r\n%s", type(error).__name__, request.method, request.path, frames)
-    return json_response(500, {"status_code": 500, "message": "Internal error."})
+    return native_error(500, "Internal error.")

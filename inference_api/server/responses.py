@@ -24,9 +24,14 @@ def json_response(status: int, body: object) -> Response:
     return Response(json.dumps(body), status, content_type="application/json")
 
 
+def native_error(status: int, message: str) -> Response:
+    """Return the one error body of the native routes, `{"status_code": n, "message": text}`."""
+    return json_response(status, {"status_code": status, "message": message})
+
+
 def error_response(error: InferenceApiError) -> Response:
-    """Return the native error body, `{"status_code": n, "message": text}`, with the code in a header."""
-    response = json_response(error.status, {"status_code": error.status, "message": str(error)})
+    """Return an error of ours as a native error, with its code in a header."""
+    response = native_error(error.status, str(error))
     response.headers["X-Error-Code"] = error.code
     if isinstance(error, UnavailableError) and error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))

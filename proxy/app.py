@@ -24,7 +24,7 @@ from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
 from proxy.headers import AnswerFault, answer_headers, identity_headers, upstream_headers, valid_request_id
 from proxy.limits import RequestWindow
 from proxy.routes import RouteTable
-from proxy.transaction import Transaction
+from proxy.transaction import JsonTransactionFormatter, Transaction
 from proxy.worker import AnswerBroken
 
 _STATS_MEMBER = "__stats"
@@ -74,7 +74,7 @@ class Door:
             connect_timeout=settings.connect_timeout_seconds,
             read_timeout=settings.upstream_timeout_seconds,
         )
-        self._logger = _transaction_logger()
+        self._logger = _transaction_logger(settings.log_format)
 
     def answer(self, environ: Mapping[str, Any]) -> Response:
         """Answer one request; every way out writes one transaction line when the request has ended."""
@@ -176,6 +176,9 @@ def _stream(answer: UpstreamAnswer) -> Iterator[bytes]:
     # An empty piece makes gunicorn send the head now: the upstream has decided on it, the client need not wait.
     yield b""
     try:
+        if answer.chunked:
+            yield from answer.read_chunks()
+            return
         while chunk := answer.read_some():
             yield chunk
     except AnswerTruncated as fault:
@@ -201,11 +204,12 @@ def _upstream_error(answer: UpstreamAnswer) -> Refusal:
     return Refusal(answer.status, "upstream_error", f"Inference server answered {answer.status}.", headers)
 
 
-def _transaction_logger() -> logging.Logger:
+def _transaction_logger(log_format: str) -> logging.Logger:
     logger = logging.getLogger("proxy.transaction")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        text = logging.Formatter("%(message)s")
+        handler.setFormatter(JsonTransactionFormatter() if log_format == "json" else text)
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -51,6 +51,7 @@ class Settings:
     internal_key: bytes = field(repr=False)
     warnings: tuple[str, ...] = ()
     trusted_hosts: frozenset[str] = frozenset()
+    log_format: str = "text"
     max_connections: int = 16384
     requests_per_minute: int = 0
     max_body_bytes: int = 256 * 1024
@@ -115,6 +116,7 @@ def read_settings(
         internal_key=internal_key,
         warnings=tuple(warnings),
         trusted_hosts=frozenset(environ.get("PROXY_TRUSTED_HOSTS", "").lower().replace(",", " ").split()),
+        log_format=_read_log_format(environ),
         **_read_numbers(environ),
     )
 
@@ -168,6 +170,13 @@ def _read_policy_file(path: str) -> dict[str, Any] | None:
     if not isinstance(policy, dict):
         raise ConfigError("JWT_POLICY_FILE: must contain one JSON object")
     return policy
+
+
+def _read_log_format(environ: Mapping[str, str]) -> str:
+    text = environ.get("LOG_FORMAT") or "text"
+    if text not in ("text", "json"):
+        raise ConfigError(f"LOG_FORMAT must be text or json, got {text[:32]!r}")
+    return text
 
 
 def _read_numbers(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class ClientConnection:
                 raise Refusal(408, "client_too_slow", "Request was not sent in time.")
 
     def _send(self, data: bytes) -> None:
-        rest = memoryview(data)
+        rest: bytes | memoryview = data  # nearly always gone with the first send
         stalled_since = None
         try:
             while rest:
@@ -217,7 +217,7 @@ class ClientConnection:
                     self._wait(wait_write, remaining)
                 else:
                     stalled_since = None
-                    rest = rest[num_sent:]
+                    rest = memoryview(rest)[num_sent:]
                     self._give_way(num_sent)
         except OSError:
             self.left = True

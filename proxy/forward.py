@@ -7,15 +7,22 @@ client gets to see; faults leave as `Refusal` before the head and as `AnswerTrun
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
 from http.client import HTTPException
+from typing import Any
 
+import gevent
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 
 from proxy.answers import Refusal
+from proxy.chunks import ChunkFault, ChunkRelay, FramedBytes
 
 _READ_BYTES = 65536
+_EVENT_READ = 1  # libev's EV_READ
 _RETRY_AFTER_SECONDS = "1"
 _BODILESS_STATUSES = frozenset({204, 304})
 
@@ -27,14 +34,15 @@ class AnswerTruncated(Exception):
 class UpstreamAnswer:
     """Hold one answer whose head has arrived; `length` is None for a chunked one."""
 
-    def __init__(self, response: requests.Response, adapter: HTTPAdapter, method: str) -> None:
+    def __init__(self, response: requests.Response, adapter: HTTPAdapter, method: str, *, read_timeout: float) -> None:
         """Take over the response; raise Refusal 502 when its end could not be told from a broken connection."""
         self._raw: urllib3.HTTPResponse = response.raw
         self._adapter = adapter
+        self._read_timeout = read_timeout
         self.status: int = response.status_code
         self.headers: list[tuple[str, str]] = list(self._raw.headers.iteritems())
         self.bodiless = method == "HEAD" or self.status in _BODILESS_STATUSES
-        chunked = self._raw.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        self.chunked = chunked = self._raw.headers.get("Transfer-Encoding", "").lower() == "chunked"
         length = self._raw.headers.get("Content-Length")
         self.length = (
             int(length) if not chunked and length is not None and length.isascii() and length.isdigit() else None
@@ -56,6 +64,39 @@ class UpstreamAnswer:
         except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError) as fault:
             raise AnswerTruncated(type(fault).__name__) from None
 
+    def read_chunks(self) -> Iterator[FramedBytes]:
+        """Yield the chunks of a chunked answer with their framing, as they come; raise AnswerTruncated.
+
+        The last chunk, which has no data, is left out. Reads the socket itself: http.client and the cooperative socket
+        under it cost several times what a token's chunk takes to check and to send.
+        """
+        relay = ChunkRelay()
+        wait = ReadWait(self._raw.fileno(), self._read_timeout)
+        data = self._take_read_ahead()
+        try:
+            while True:
+                whole = relay.feed(data)
+                if whole:
+                    yield whole
+                if relay.ended:
+                    return
+                data = wait.read()
+                if not data:
+                    raise AnswerTruncated("end of file")
+        except (OSError, ChunkFault) as fault:
+            raise AnswerTruncated(type(fault).__name__) from None
+        finally:
+            wait.close()
+
+    def _take_read_ahead(self) -> bytes:
+        """Return the bytes behind the head that http.client has read along with it; never waits for more."""
+        raw: Any = self._raw
+        stream = raw._original_response.fp
+        # Without time to wait, peek reads what is there; ReadWait does the waiting from here on.
+        stream.raw._sock.settimeout(0.0)
+        held: bytes = stream.peek()
+        return bytes(stream.read(len(held))) if held else b""
+
     def read_all(self, max_bytes: int) -> bytes:
         """Read the whole body; raise Refusal 502 when it breaks off or is longer than `max_bytes`."""
         body = bytearray()
@@ -72,6 +113,55 @@ class UpstreamAnswer:
         """Close the upstream connection, which tells the server to stop if it has not ended."""
         self._raw.close()
         self._adapter.close()
+
+
+class ReadWait:
+    """Wait for the bytes of one descriptor at the least cost a wait: what watches it is made once."""
+
+    def __init__(self, descriptor: int, timeout_seconds: float) -> None:
+        """Watch a descriptor that does not block, for the greenlet that makes this; the time is for each wait."""
+        self._descriptor = descriptor
+        self._timeout_seconds = timeout_seconds
+        self._hub = gevent.get_hub()
+        self._reader = gevent.getcurrent()
+        self._waiting_since: float | None = None
+        self._readable = self._hub.loop.io(descriptor, _EVENT_READ)
+        self._timer = self._start_timer(timeout_seconds)
+
+    def read(self) -> bytes:
+        """Return the next bytes, b"" at the end of file; raise TimeoutError or another OSError."""
+        self._waiting_since = time.monotonic()
+        try:
+            while True:
+                self._hub.wait(self._readable)
+                try:
+                    return os.read(self._descriptor, _READ_BYTES)
+                except BlockingIOError:  # readiness is a hint: select(2), BUGS
+                    continue
+        finally:
+            self._waiting_since = None
+
+    def close(self) -> None:
+        """Stop watching."""
+        for watcher in (self._readable, self._timer):
+            watcher.stop()
+            watcher.close()
+
+    def _start_timer(self, seconds: float) -> Any:
+        timer = self._hub.loop.timer(seconds)
+        timer.start(self._check_time)
+        return timer
+
+    def _check_time(self) -> None:
+        # One timer an answer, set anew when it rings: to set one for each wait would cost as much as the wait.
+        now = time.monotonic()
+        since = now if self._waiting_since is None else self._waiting_since
+        remaining = since + self._timeout_seconds - now
+        if remaining <= 0:
+            self._reader.throw(TimeoutError("no bytes in time"))
+        else:
+            self._timer.close()
+            self._timer = self._start_timer(remaining)
 
 
 class Upstream:
@@ -100,7 +190,7 @@ class Upstream:
             raise _connection_refusal(fault) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError):
             raise Refusal(502, "upstream_broken", "Inference server gave no valid answer.") from None
-        return UpstreamAnswer(response, adapter, method)
+        return UpstreamAnswer(response, adapter, method, read_timeout=self._timeout[1])
 
 
 def _connection_refusal(fault: requests.ConnectionError) -> Refusal:

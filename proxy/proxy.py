@@ -11,9 +11,10 @@ import argparse
 import os
 import resource
 import signal
+import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _FOLDER = Path(__file__).resolve().parent
 if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == _FOLDER:
@@ -31,7 +32,7 @@ from proxy.routes import RouteFault, RouteTable  # noqa: E402
 class ProxyApplication(BaseApplication):  # type: ignore[misc]
     """Tell gunicorn how to run the proxy."""
 
-    def __init__(self, settings: Settings, listen_fd: int | None = None) -> None:
+    def __init__(self, settings: Settings, listen_fd: int) -> None:
         """Keep the settings for the worker, which is forked from this process."""
         self.settings = settings
         self.listen_fd = listen_fd
@@ -41,8 +42,7 @@ class ProxyApplication(BaseApplication):  # type: ignore[misc]
         """Set gunicorn's options; nothing is read from files, arguments or the environment."""
         for name, value in gunicorn_options(self.settings).items():
             self.cfg.set(name, value)
-        if self.listen_fd is not None:
-            self.cfg.set("bind", f"fd://{self.listen_fd}")
+        self.cfg.set("bind", f"fd://{self.listen_fd}")
 
     def load(self) -> Any:
         """Build the app, in the worker."""
@@ -53,7 +53,6 @@ class ProxyApplication(BaseApplication):  # type: ignore[misc]
 
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
     """List gunicorn's options for these settings."""
-    host = f"[{settings.bind}]" if ":" in settings.bind else settings.bind
 
     def announce(arbiter: Any) -> None:
         """Say where the proxy listens, once it does."""
@@ -66,7 +65,6 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         print("http server stopped.", flush=True)
 
     return {
-        "bind": f"{host}:{settings.port}",
         "workers": 1,
         "worker_class": "proxy.worker.ProxyWorker",
         "worker_connections": settings.max_connections,
@@ -113,9 +111,32 @@ def hold_sigterm_over_forks() -> None:
     )
 
 
+def bind_listener(settings: Settings) -> socket.socket:
+    """Bind the proxy's address, which gunicorn would try for seconds; raise ConfigError if that cannot be."""
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.bind else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.bind.strip("[]"), settings.port))
+    except OSError as fault:
+        listener.close()
+        raise ConfigError(
+            f"--bind, --port: cannot listen on {settings.bind}:{settings.port}: {fault.strerror}; take another port"
+        ) from None
+    return listener
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line on stderr, and that takes no abbreviated option for the one meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print `ERROR: …; see PROG --help` and exit with status 2, as argparse does."""
+        self.exit(2, f"ERROR: {message}; see {self.prog} --help\n")
+
+
 def parse_options(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line; exits with a usage message when it is wrong."""
-    parser = argparse.ArgumentParser(prog="proxy.py", description="JWT reverse proxy in front of the inference server")
+    """Parse the command line; exits with one line when it is wrong."""
+    description = "JWT reverse proxy in front of the inference server"
+    parser = OneLineParser(prog="proxy.py", description=description, allow_abbrev=False)
     parser.add_argument("--port", type=int, default=1223, help="port to listen on, 0 for any (default: %(default)s)")
     parser.add_argument(
         "--hostname",
@@ -125,11 +146,12 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--bind", help="address to listen on (default: PROXY_BIND or 127.0.0.1)")
     parser.add_argument("--fd", type=int, help="descriptor of a socket that already listens on --bind and --port")
     parser.add_argument("--insecure-dev", action="store_true", help="accept a weak JWT_SECRET on any address")
+    parser.add_argument("--check", action="store_true", help="check the settings and end, without binding anything")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the proxy until SIGTERM or SIGINT; return 1 when a setting is wrong."""
+    """Run the proxy until SIGTERM or SIGINT, or only check its settings; return 1 when one is wrong."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     try:
         settings = read_settings(
@@ -140,6 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
             insecure_dev=options.insecure_dev,
         )
         check_start(settings)
+        if options.check:
+            return 0
+        listen_fd = bind_listener(settings).detach() if options.fd is None else options.fd
     except (ConfigError, KeyFault, PolicyFault, RouteFault) as fault:
         print(f"ERROR: {fault}", file=sys.stderr)
         return 1
@@ -147,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"WARNING: {warning}", file=sys.stderr, flush=True)
     raise_descriptor_limit()
     hold_sigterm_over_forks()
-    ProxyApplication(settings, options.fd).run()
+    ProxyApplication(settings, listen_fd).run()
     return 0
 
 

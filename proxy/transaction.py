@@ -1,4 +1,4 @@
-"""Own the one log line of a forwarded or refused request.
+"""Own the one log line of a forwarded or refused request, as text or as a JSON object.
 
 Pure but for the logger it is given. It knows which values may be logged: path, address, status, tenant, bearer id, the
 server's statistics and the duration. No prompt, header, query or JWT ever reaches it; every value is escaped.
@@ -6,6 +6,7 @@ server's statistics and the duration. No prompt, header, query or JWT ever reach
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from proxy.auth import Claims
 # nginx's number for "client closed request"; it never goes on the wire.
 CLIENT_LEFT_STATUS = 499
 _MAX_VALUE = 256
+_MAX_STATS = 1024
 
 
 @dataclass(slots=True)
@@ -41,21 +43,43 @@ class Transaction:
         """Write the line; a health probe that went well, which comes every few seconds, is not worth one."""
         if self.claims is None and self.status_code == HTTPStatus.OK and not client_left:
             return
+        status_code = CLIENT_LEFT_STATUS if client_left else self.status_code
+        jwt = {"team_id": self.claims.tenant, "token_id": self.claims.token_id} if self.claims is not None else None
+        duration_ms = (self.now() - self.started) * 1000
         self.logger.info(
             "[Transaction] path=%s client_address=%s status_code=%d jwt=%s stats=%s duration_ms=%d",
             escape(self.path),
             escape(self.client_address),
-            CLIENT_LEFT_STATUS if client_left else self.status_code,
-            self._identity(),
-            "-" if self.stats is None else json.dumps(self.stats, separators=(",", ":"))[: 4 * _MAX_VALUE],
-            (self.now() - self.started) * 1000,
+            status_code,
+            _compact(jwt),
+            _compact(self.stats)[:_MAX_STATS],
+            duration_ms,
+            extra={
+                "transaction": {
+                    "path": self.path[:_MAX_VALUE],
+                    "client_address": self.client_address,
+                    "status_code": status_code,
+                    "jwt": jwt,
+                    "stats": self.stats if len(_compact(self.stats)) <= _MAX_STATS else None,
+                    "duration_ms": round(duration_ms, 3),
+                }
+            },
         )
 
-    def _identity(self) -> str:
-        if self.claims is None:
-            return "-"
-        identity = {"team_id": self.claims.tenant, "token_id": self.claims.token_id}
-        return json.dumps(identity, separators=(",", ":"))
+
+class JsonTransactionFormatter(logging.Formatter):
+    """Write a transaction as one line of ASCII JSON, under the names of the text line; numbers stay numbers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; what is unknown is null."""
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        values: dict[str, object] = getattr(record, "transaction", {"message": record.getMessage()})
+        head = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "process": "proxy"}
+        return json.dumps({**head, "message": "transaction", **values})
+
+
+def _compact(value: object) -> str:
+    return "-" if value is None else json.dumps(value, separators=(",", ":"))
 
 
 def escape(value: str) -> str:

@@ -24,12 +24,15 @@ from gunicorn.http import errors, wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from proxy.answers import Refusal, raw_error_answer
+from proxy.chunks import FramedBytes
 from proxy.connection import ClientConnection, ClientLeft, Deadlines
 from proxy.pace import PaceRule
 
 _HEARTBEAT_SECONDS = 1.0
-# Descriptors for upstream sockets (the server takes far fewer requests at once), listeners, pipes, logs and libraries.
-SPARE_DESCRIPTORS = 1088
+# Descriptors for listeners, pipes, logs and libraries.
+_OWN_DESCRIPTORS = 64
+# The server takes far fewer requests at once, so no more upstream sockets than these are ever open.
+_MAX_UPSTREAM_DESCRIPTORS = 1024
 
 # First match wins; everything else that gunicorn's parser raises is a 400.
 _PARSE_REFUSALS = (
@@ -51,6 +54,13 @@ class NamelessResponse(wsgi.Response):  # type: ignore[misc]
     def default_headers(self) -> list[str]:
         """List the framing headers that gunicorn adds, minus Server."""
         return [line for line in super().default_headers() if not line.startswith("Server:")]
+
+    def _emit_body(self, data: bytes) -> None:
+        """Write chunks that are framed already as they are."""
+        if isinstance(data, FramedBytes):
+            self.sock.sendall(data)
+        else:
+            super()._emit_body(data)
 
 
 class ProxyWorker(GeventWorker):  # type: ignore[misc]
@@ -96,7 +106,11 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
 
     def run(self) -> None:
         """Accept until told to stop, then finish what is running within the grace."""
-        pool = Pool(_fitting_connections(self.worker_connections))
+        soft_limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_connections = fitting_connections(self.worker_connections, soft_limit)
+        if num_connections < self.worker_connections:
+            self.log.warning("at most %d connections fit into %d open files (ulimit -n)", num_connections, soft_limit)
+        pool = Pool(num_connections)
         servers = []
         for listener in self.sockets:
             listener.setblocking(True)
@@ -181,10 +195,15 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             client.sendall(raw_error_answer(refusal))
 
 
-def _fitting_connections(wanted: int) -> int:
-    # An accept without a free descriptor would spin; below the limit the kernel's backlog waits instead.
-    soft_limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft_limit == resource.RLIM_INFINITY else max(1, min(wanted, soft_limit - SPARE_DESCRIPTORS))
+def fitting_connections(wanted: int, soft_limit: int) -> int:
+    """Return how many clients fit into the limit of open files, each with a descriptor for its upstream socket.
+
+    An accept without a free descriptor would spin; below the limit the kernel's backlog waits instead.
+    """
+    if soft_limit == resource.RLIM_INFINITY:
+        return wanted
+    free = soft_limit - _OWN_DESCRIPTORS
+    return max(1, min(wanted, max(free // 2, free - _MAX_UPSTREAM_DESCRIPTORS)))
 
 
 def _refusal_for(exc: BaseException) -> Refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,40 @@ def test_it_starts_from_the_root_and_from_its_folder_and_stops_with_0(
         assert f"http server is starting on 127.0.0.1 port {proxy.port}" in proxy.lines
         assert f"http server is running as reverse proxy to http://127.0.0.1:{upstream.port}" in proxy.lines
         assert proxy.lines[-1] == "http server stopped."
+
+
+@pytest.mark.parametrize(("cwd", "script"), [(ROOT, "proxy/proxy.py"), (ROOT / "proxy", "proxy.py")])
+def test_it_streams_from_the_root_and_from_its_folder(cwd: Path, script: str) -> None:
+    with (
+        ScriptedUpstream() as scripted,
+        ProxyProcess(scripted.port, cwd=cwd, script=script) as proxy,
+        RawClient(proxy.port) as client,
+    ):
+        client.request("POST", "/inference/m", body=b"{}")
+        exchange = scripted.accept()
+        exchange.start_stream()
+        assert client.read_head()[0] == 200
+        for piece in (b"one", b"two"):
+            exchange.send_chunk(piece)
+            assert client.read_chunk() == piece, "each before the next is made"
+        exchange.send_chunk(b"")
+        assert client.read_chunk() == b""
+        assert proxy.stop() == 0
+
+
+def test_a_taken_port_is_one_line_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run_to_end("--port", str(port), JWT_SECRET="a" * 32)
+    expected = f"ERROR: --bind, --port: cannot listen on 127.0.0.1:{port}: Address already in use; take another port\n"
+    assert (ended.returncode, ended.stderr) == (1, expected)
+
+
+@pytest.mark.parametrize("option", ["--prot", "--hostnam"])
+def test_an_unknown_option_is_one_line_that_names_it_and_the_help(option: str) -> None:
+    ended = run_to_end(option, "1")
+    assert ended.returncode == 2
+    assert ended.stderr == f"ERROR: unrecognized arguments: {option} 1; see proxy.py --help\n"
 
 
 def test_without_a_secret_it_exits_with_1_and_says_so() -> None:

@@ -200,6 +200,27 @@ def test_an_upstream_that_dies_in_the_stream_leaves_no_last_chunk(
     assert client.read_to_end() == b"1\r\nx\r\n"
 
 
+def test_an_upstream_that_goes_silent_in_the_stream_leaves_no_last_chunk(
+    client: RawClient, upstream: ScriptedUpstream
+) -> None:
+    exchange = start_stream(client, upstream)
+    exchange.send_chunk(b"a")
+    assert client.read_chunk() == b"a"
+    assert client.read_to_end() == b""
+    assert exchange.seconds_until_closed() < LEAVING_DEADLINE_SECONDS
+
+
+@pytest.mark.parametrize("wrong", [b"x\r\nb\r\n", b"1\r\nbc\r\n", b"0\r\nName: value\r\n\r\n"])
+def test_what_is_no_chunk_in_the_stream_leaves_no_last_chunk(
+    client: RawClient, upstream: ScriptedUpstream, wrong: bytes
+) -> None:
+    exchange = start_stream(client, upstream)
+    exchange.send_chunk(b"a")
+    assert client.read_chunk() == b"a"
+    exchange.send(wrong)
+    assert client.read_to_end() == b""
+
+
 def test_an_answer_shorter_than_its_length_is_cut_visibly(client: RawClient, upstream: ScriptedUpstream) -> None:
     client.request("POST", "/inference/m", body=b"{}")
     exchange = upstream.accept()

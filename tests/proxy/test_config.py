@@ -31,6 +31,13 @@ def test_defaults_need_one_secret() -> None:
     assert SECRET not in repr(settings) and KEY not in repr(settings)
 
 
+@pytest.mark.parametrize(
+    ("environ", "log_format"), [({}, "text"), ({"LOG_FORMAT": ""}, "text"), ({"LOG_FORMAT": "json"}, "json")]
+)
+def test_the_log_is_text_unless_json_is_asked_for(environ: dict[str, str], log_format: str) -> None:
+    assert read({"JWT_SECRET": SECRET, **environ}).log_format == log_format
+
+
 def test_an_option_wins_over_the_environment() -> None:
     environ = {"JWT_SECRET": SECRET, "PROXY_BIND": "127.0.0.2", "PROXY_TRUSTED_HOSTS": "A.test, b.test"}
     assert read(environ).bind == "127.0.0.2"
@@ -62,6 +69,7 @@ def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: st
         ({"PROXY_MAX_CONNECTIONS": "0"}, {}, "PROXY_MAX_CONNECTIONS"),
         ({"PROXY_MAX_BODY_BYTES": "many"}, {}, "PROXY_MAX_BODY_BYTES"),
         ({"PROXY_WRITE_STALL_SECONDS": "nan"}, {}, "PROXY_WRITE_STALL_SECONDS"),
+        ({"LOG_FORMAT": "xml"}, {}, "LOG_FORMAT"),
         ({"INTERNAL_AUTH_KEY": "short"}, {}, "INTERNAL_AUTH_KEY"),
         ({"INTERNAL_AUTH_KEY_FILE": "/nowhere"}, {}, "INTERNAL_AUTH_KEY_FILE"),
         ({"JWT_POLICY_FILE": "/nowhere"}, {}, "JWT_POLICY_FILE"),

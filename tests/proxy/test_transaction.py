@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from types import MappingProxyType
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.auth import Claims
-from proxy.transaction import Transaction, escape
+from proxy.transaction import JsonTransactionFormatter, Transaction, escape
 
 
 def written(caplog: pytest.LogCaptureFixture, transaction: Transaction, *, client_left: bool = False) -> str:
@@ -54,6 +55,37 @@ def test_a_health_probe_that_went_well_writes_no_line_and_one_that_failed_does(
     assert caplog.messages == []
     transaction.status_code = 503
     assert "status_code=503" in written(caplog, transaction)
+
+
+def test_as_json_the_line_has_the_same_names_and_its_numbers_stay_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    transaction = make_transaction("/a\nforged\x1b[2J" + "x" * 500)
+    transaction.claims = Claims("t", "j", frozenset({"hidden"}), 99.0, MappingProxyType({"hidden": 1}))
+    transaction.status_code = 200
+    transaction.stats = {"tps": 12.5}
+    written(caplog, transaction)
+    caplog.records[-1].created = 1_700_000_000.25
+    line = JsonTransactionFormatter().format(caplog.records[-1])
+    assert line.isascii() and line.isprintable()
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "info",
+        "process": "proxy",
+        "message": "transaction",
+        "path": ("/a\nforged\x1b[2J" + "x" * 500)[:256],
+        "client_address": "127.0.0.1",
+        "status_code": 200,
+        "jwt": {"team_id": "t", "token_id": "j"},
+        "stats": {"tps": 12.5},
+        "duration_ms": 250.0,
+    }
+
+
+def test_as_json_what_is_unknown_is_null_and_so_are_statistics_without_bound(caplog: pytest.LogCaptureFixture) -> None:
+    transaction = make_transaction("/x")
+    transaction.stats = ["x" * 2000]
+    written(caplog, transaction, client_left=True)
+    body = json.loads(JsonTransactionFormatter().format(caplog.records[-1]))
+    assert (body["jwt"], body["stats"], body["status_code"]) == (None, None, 499)
 
 
 @given(st.text())

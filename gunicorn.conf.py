@@ -11,6 +11,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from inference_api.errors import SettingError  # noqa: E402
+from inference_api.fronts import refuse_taken_ports  # noqa: E402
 from inference_api.server.backend_only import BackendOnly  # noqa: E402
 from inference_api.server.gunicorn_settings import *  # noqa: E402, F403
 
@@ -19,7 +21,11 @@ wsgi_app = "inference_api_server:create_server()"
 
 
 def on_starting(server: Any) -> None:
-    """Start the backend before the first worker."""
+    """Start the backend before the first worker; a taken port, which gunicorn would try for seconds, is told first."""
+    try:
+        refuse_taken_ports(server.cfg.address)
+    except SettingError as error:
+        sys.exit(f"ERROR: {error}")
     server.backend_only = BackendOnly(mock="_mock_" in server.app.app_uri)
 
 

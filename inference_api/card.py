@@ -23,22 +23,26 @@ RETRY_SECONDS = 0.02
 TOKEN_SECONDS = 86400
 """Life of the token in the card's curl."""
 
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, not bound
+"""Where a bind to every address is reached from the same machine: 0.0.0.0 in a URL works on Linux alone."""
+
 
 def format_card(
     settings: Settings, ready: Ready, *, proxy: tuple[str, int] | None, secret: str | None, now: float
 ) -> str:
     """Return the card's text; with a proxy and its secret the curl carries a token of the tenant 'dev'."""
     name = settings.served_model_names[0] if settings.served_model_names else ready.model
+    variant = f" ({ready.variant})" if ready.variant else ""
     server = settings.url
     lines = [
         f"inference_api {__version__}",
-        f"  model    {name}, {ready.num_rows} rows x {ready.context_tokens} tokens",
+        f"  model    {name}{variant}, {ready.num_rows} rows x {ready.context_tokens} tokens",
         f"  engine   {ready.engine} on {ready.device}, digest {ready.digest[:16]}",
         f"  server   {server}   health {server}/health",
     ]
     url, header = server, ""
     if proxy is not None:
-        url = f"http://{url_host(proxy[0])}:{proxy[1]}"
+        url = f"http://{url_host(_REACHED_AT.get(proxy[0], proxy[0]))}:{proxy[1]}"
         lines.append(f"  proxy    {url}   (bearer token needed)")
         if secret:
             claims = {"team_id": "dev", "token_id": "ready-card", "iat": int(now), "exp": int(now) + TOKEN_SECONDS}

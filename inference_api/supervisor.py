@@ -8,7 +8,6 @@ waits for signals, exits and heartbeats. Knows nothing of requests, engines or t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import logging
@@ -25,12 +24,16 @@ from pathlib import Path
 from types import FrameType
 
 from inference_api.card import print_card
-from inference_api.child import Child
-from inference_api.config import Settings, child_environ, jwt_secret, proxy_bind
+from inference_api.child import Child, reap_orphans
+from inference_api.command_line import prepare_command, read_command_line
+from inference_api.config import Settings, child_environ, jwt_secret
+from inference_api.debug_log import check_debug_folder
 from inference_api.errors import InferenceApiError, SettingError
 from inference_api.fronts import Front, bind_fronts
+from inference_api.logs import set_up_logging
 from inference_api.messages import Drain, Drained, Fatal, Heartbeat, Loading, Ready, StatusMessage, Stop
 from inference_api.model_image import build_mock_image
+from inference_api.progress import Progress
 from inference_api.queues import Connection, ConnectionLostError, listen
 from inference_api.restarts import SETTLED_SECONDS, RestartPolicy
 from inference_api.run_dir import RunDir
@@ -56,6 +59,7 @@ class Supervisor:
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._children: dict[str, Child] = {}
         self._control: Connection | None = None
+        self._progress = Progress("backend", sys.stderr)
         self._was_ready = False
         self._restarts = {name: RestartPolicy() for name in ("backend", "gunicorn", "proxy")}
         self._run_dir = RunDir(settings)
@@ -91,9 +95,6 @@ class Supervisor:
                 raise SettingError(f"INFERENCE_API_CACHE_DIR cannot be used: {error}") from None
             self._start_on_image(image.path)
             return
-        command = ["-m", "inference_api.prepare", "--cache", str(self._settings.cache_path)]
-        if self._settings.model:
-            command += ["--model", self._settings.model]
         output = self._cleanup.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
 
         def prepared(status: int) -> None:
@@ -107,7 +108,9 @@ class Supervisor:
             self._start_on_image(Path(output.read().decode().strip()))
 
         environ = child_environ(self._settings, secret=False)
-        self._add_child(Child.start("prepare", command, environ, stdout=output.fileno()), prepared)
+        self._add_child(
+            Child.start("prepare", prepare_command(self._settings), environ, stdout=output.fileno()), prepared
+        )
 
     def _start_on_image(self, image_path: Path) -> None:
         """Link the image where every process looks for it, then start them."""
@@ -125,7 +128,7 @@ class Supervisor:
         writer.setblocking(False)
         reader.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, _ignore)
         self._selector.register(reader, selectors.EVENT_READ, lambda: self._take_signals(reader.recv(64)))
         self._cleanup.callback(writer.close)
@@ -138,8 +141,14 @@ class Supervisor:
                 self._drain(self._settings.grace_seconds)
             elif number == signal.SIGINT:
                 self._drain(0.0)
+            elif number == signal.SIGCHLD:
+                self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        reap_orphans([child.pid for child in self._children.values()])
 
     def _start_backend(self) -> None:
+        self._progress = Progress("backend", sys.stderr)
         ours, theirs = socket.socketpair()
         command = ["-m", "inference_api.backend.main"]
         command += ["--listen-fd", str(self._listener.fileno()), "--control-fd", str(theirs.fileno())]
@@ -158,7 +167,9 @@ class Supervisor:
         def exited() -> None:
             self._selector.unregister(child.pidfd)
             del self._children[child.name]
-            on_exit(child.reap())
+            status = child.reap()
+            self._reap_orphans()
+            on_exit(status)
 
         self._children[child.name] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, exited)
@@ -187,7 +198,7 @@ class Supervisor:
         for message in messages:
             match message:
                 case Loading():
-                    logger.info("backend: %s after %.1f s", message.stage, message.seconds)
+                    self._progress.stage(message.stage)
                 case Ready():
                     self._backend_is_ready(message)
                 case Heartbeat():
@@ -208,6 +219,7 @@ class Supervisor:
         self._restarts["backend"].serves(time.monotonic())
         self._set_timer("settled", SETTLED_SECONDS, self._backend_has_settled)
         self._set_timer("watchdog", self._settings.watchdog_seconds, self._kill_hung_backend)
+        self._progress.finish("ready")
         logger.info("backend is ready after %.1f s", time.monotonic() - self._began)
         if not self._was_ready and not self._backend_only:
             card = functools.partial(print_card, self._settings, ready, proxy=self._proxy_address, secret=jwt_secret())
@@ -220,6 +232,7 @@ class Supervisor:
 
     def _backend_cannot_start(self, cause: str) -> None:
         """Stop a service that has never served; one that has is kept, for memory or a disk may come back."""
+        self._progress.clear()
         sys.stderr.write(f"ERROR: {cause}\n")
         if not self._was_ready:
             self._exit_status = 1
@@ -235,6 +248,7 @@ class Supervisor:
         if self._control is not None:
             self._read_status(self._control)  # its last words, a Fatal among them
         self._forget_control()
+        self._progress.clear()
         for name in ("watchdog", "settled"):
             self._timers.pop(name, None)
         if self._stopping:
@@ -251,6 +265,7 @@ class Supervisor:
             self._drain(0.0)
             return
         self._run_dir.write_failed_restarts(restarts.num_failed_restarts)
+        logger.warning("backend is started again in %g s", wait_seconds)
         self._set_timer("restart", wait_seconds, self._start_backend)
 
     def _front_exited(self, name: str, status: int) -> None:
@@ -278,6 +293,7 @@ class Supervisor:
             if stop is not None and stop[0] <= time.monotonic() + STOP_SECONDS:
                 self._kill_children()
                 return
+        logger.info("no new request is taken; what runs has %g s to end", grace_seconds)
         self._stopping = True
         self._grace_until = time.monotonic() + grace_seconds
         for name in ("restart", "watchdog", "settled", *(f"restart {front}" for front in self._fronts)):
@@ -316,36 +332,13 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Let the wakeup descriptor carry the signal."""
 
 
-def _port(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port, 1 to 65535")
-    return int(text)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor; return its exit status."""
-    parser = argparse.ArgumentParser(prog="serve", description="Run the backend, gunicorn and, if asked, the proxy.")
-    parser.add_argument("--proxy-port", type=_port, help="start the proxy on this port too")
-    parser.add_argument("--proxy-bind", help="address the proxy listens on (default: PROXY_BIND or 127.0.0.1)")
-    parser.add_argument(
-        "--status-fd",
-        type=int,
-        help="start the backend alone, for a gunicorn outside; a byte here tells it that the image is there",
-    )
-    parser.add_argument("--mock", action="store_true", help="run the mock engine instead of a model")
-    parser.add_argument("--model", help="folder, GGUF file or hub id of the model")
-    parser.add_argument("--workers", help="number of gunicorn workers")
-    parser.add_argument("--insecure-dev", action="store_true", help="serve callers without the proxy, on loopback only")
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="supervisor: %(message)s", stream=sys.stderr)
-    proxy_host = arguments.proxy_bind or proxy_bind()
-    proxy = (proxy_host, arguments.proxy_port) if arguments.proxy_port is not None else None
     try:
-        options = {"INFERENCE_API_MODEL": arguments.model, "INFERENCE_API_WORKERS": arguments.workers}
-        options["INFERENCE_API_ENGINE"] = "mock" if arguments.mock else None
-        options["INFERENCE_API_INSECURE_DEV"] = "1" if arguments.insecure_dev else None
-        settings = Settings.from_environ(**{name: text for name, text in options.items() if text is not None})
-        return Supervisor(settings, proxy=proxy, status_fd=arguments.status_fd).run()
+        start = read_command_line(argv)
+        set_up_logging(start.settings, "supervisor", quote_errors=True)
+        check_debug_folder(start.settings)
+        return Supervisor(start.settings, proxy=start.proxy, status_fd=start.status_fd).run()
     except InferenceApiError as error:
         sys.stderr.write(f"ERROR: {error}\n")
         return 1

@@ -1,18 +1,23 @@
-"""Write the generated tables of the documents: the settings, from the dataclass that reads them.
+"""Write the generated tables of the documents: settings, parameters and errors, from the code that owns them.
 
-A program for developers: `python scripts/generate_docs.py` rewrites, `--check` fails if a table is stale.
+A program for developers: `python scripts/generate_docs.py` rewrites, `--check` fails if a table is stale. One page is
+generated whole; in the others a table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from inference_api.config import Settings  # noqa: E402
+from inference_api import errors  # noqa: E402
+from inference_api.config import SWITCHES, Settings  # noqa: E402
+from inference_api.server.validation import MAX_SEED, MAX_SESSION_ID_CHARS, NATIVE_FIELDS, SESSION_ID, Field  # noqa: E402
 
 SETTINGS_PATH = ROOT / "docs" / "settings.md"
 _INTRODUCTION = """# Settings
@@ -37,20 +42,71 @@ def settings_page() -> str:
         default = field.default
         shown = "" if default in ("", ()) else f"`{int(default) if isinstance(default, bool) else default}`"
         lines.append(f"| {names} | {shown} | {doc.replace('|', chr(92) + '|')} |\n")
-    lines.append("| `MOCK_MODEL` | `0` | 1 picks the mock engine where `INFERENCE_API_ENGINE` is not set. |\n")
+    names_of = {field.name: field.metadata["names"][0] for field in dataclasses.fields(Settings)}
+    for name, field_name, value in SWITCHES:
+        lines.append(f"| `{name}` | `0` | 1 sets `{names_of[field_name]}` to `{value}` where that is not set. |\n")
     lines.append("| `JWT_SECRET` | | The proxy's secret; the supervisor hands it to the proxy alone. |\n")
     return _INTRODUCTION + "".join(lines)
 
 
+def parameters_table() -> str:
+    """Return the members of a native body: type, default, bounds, meaning."""
+    lines = ["| parameter | type | default | bounds | meaning |\n|---|---|---|---|---|\n"]
+    for member in NATIVE_FIELDS:
+        default = "" if member.default is None else f"`{str(member.default).lower()}`"
+        lines.append(
+            f"| `{member.name}` | {member.kind.__name__} | {default} | {_bounds(member)} | {member.summary} |\n"
+        )
+    return "".join(lines)
+
+
+def _bounds(member: Field) -> str:
+    if member is SESSION_ID:
+        return f"{MAX_SESSION_ID_CHARS} characters"
+    if member.bounds is None:
+        return ""
+    low, high = member.bounds
+    return f"{low:g} to {'2^63 - 1' if high == MAX_SEED else f'{high:g}'}"
+
+
+def errors_table() -> str:
+    """Return the errors that a caller can see: status, stable code, meaning; the class's own words."""
+    lines = ["| status | `X-Error-Code` | what the server does |\n|---|---|---|\n"]
+    shown = set(_subclasses(errors.RequestError, errors.UnavailableError)) - {errors.ClientLeftError}  # nobody reads it
+    for error in sorted(shown, key=lambda error: (error.status, error.code)):
+        lines.append(f"| {error.status} | `{error.code}` | {(error.__doc__ or '').splitlines()[0]} |\n")
+    return "".join(lines)
+
+
+def _subclasses(*bases: type[errors.InferenceApiError]) -> Iterator[type[errors.InferenceApiError]]:
+    """Yield every class below `bases`, at any depth."""
+    for base in bases:
+        for child in base.__subclasses__():
+            yield child
+            yield from _subclasses(child)
+
+
+TABLES: dict[str, Callable[[], str]] = {"parameters": parameters_table, "errors": errors_table}
+PAGES = ("README.md", "docs/frontend.md")
+_BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fresh_page(text: str) -> str:
+    """Return a page with each of its tables written anew; raises KeyError for a name that no table has."""
+    return _BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], text)
+
+
 def main() -> int:
     """Write or check the pages; return the exit status."""
-    page = settings_page()
+    pages = {SETTINGS_PATH: settings_page()}
+    pages |= {ROOT / name: fresh_page((ROOT / name).read_text("utf-8")) for name in PAGES}
+    stale = [path for path, text in pages.items() if path.read_text("utf-8") != text]
     if "--check" in sys.argv[1:]:
-        if SETTINGS_PATH.read_text("utf-8") != page:
-            sys.stderr.write("docs/settings.md is stale: run python scripts/generate_docs.py\n")
-            return 1
-        return 0
-    SETTINGS_PATH.write_text(page, "utf-8")
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is stale: run python scripts/generate_docs.py\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(pages[path], "utf-8")
     return 0
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import jwt
+import msgspec
 import pytest
 
 from inference_api.card import TOKEN_SECONDS, format_card, print_card, wait_until_served
@@ -79,6 +80,12 @@ def test_with_a_proxy_and_no_secret_there_is_no_token_to_give() -> None:
 def test_the_first_served_name_is_the_one_that_the_curl_uses() -> None:
     card = format_card(Settings(served_model_names=("own", "alias")), READY, proxy=None, secret=None, now=NOW)
     assert "/inference/own" in card
+
+
+def test_a_development_variant_is_named_beside_the_model() -> None:
+    ready = msgspec.structs.replace(READY, variant="layers 2, random weights")
+    card = format_card(Settings(), ready, proxy=None, secret=None, now=NOW)
+    assert "mock (layers 2, random weights), 32 rows" in card and "/inference/mock \\\n" in card
 
 
 def test_the_card_is_printed_once_health_says_ok(server: http.server.HTTPServer) -> None:

@@ -35,7 +35,8 @@ def test_every_setting_has_a_prefixed_name_first_a_line_of_words_and_a_name_of_i
 
 
 def test_units_are_in_the_names_of_numbers() -> None:
-    counts = {"port", "workers", "threads", "rows", "queue_requests", "torch_threads", "mock_tokens_per_second"}
+    counts = {"port", "workers", "threads", "rows", "queue_requests", "layers", "torch_threads"}
+    counts.add("mock_tokens_per_second")
     units = ("_seconds", "_tokens", "_bytes")
     for name, field in FIELDS.items():
         if isinstance(field.default, int | float) and not isinstance(field.default, bool) and name not in counts:

@@ -19,10 +19,12 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from inference_api import model_source
-from inference_api.checkpoint import stop_ids_of
+from inference_api.checkpoint import kv_bytes_per_token, stop_ids_of
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage, build_mock_image, byte_level_alphabet, verify
-from inference_api.prepare import kv_bytes_per_token, main, prepare
+from inference_api.model_source import Downloads
+from inference_api.model_variant import ModelVariant
+from inference_api.prepare import main, prepare
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -177,6 +179,13 @@ def test_a_broken_gguf_is_one_line_that_names_the_file(gguf, tmp_path):
     assert_refused(short, tmp_path, r"short\.gguf cannot be read")
 
 
+@pytest.mark.parametrize("missing_bytes", [1, 1000])
+def test_a_gguf_without_its_last_bytes_is_refused(gguf, tmp_path, missing_bytes):
+    short = tmp_path / "short.gguf"
+    short.write_bytes(gguf.read_bytes()[:-missing_bytes])
+    assert_refused(short, tmp_path, r"short\.gguf cannot be read; if its download was broken off, fetch it again")
+
+
 def assert_refused(spec: Path | str, tmp_path: Path, text: str, **options: object) -> None:
     """Expect a ModelError of one line, and no image and no partial folder in the cache."""
     cache = tmp_path / "cache"
@@ -290,6 +299,82 @@ def test_a_cache_that_cannot_be_made_is_one_line(checkpoint, tmp_path):
         prepare(str(checkpoint), tmp_path / "file" / "cache", quiet)
 
 
+def hub_cache_of(checkpoint: Path, hf_cache: Path, hub_id: str = "tiny/My-GPT2") -> Path:
+    """Lay a checkpoint out as the hub's library would have downloaded it; return its repository's folder."""
+    repository = hf_cache / f"models--{hub_id.replace('/', '--')}"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(checkpoint, repository / "snapshots" / commit)
+    (repository / "blobs").mkdir()
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    return repository
+
+
+@pytest.fixture
+def offline(monkeypatch) -> None:
+    """Keep the hub's library off the network, as HF_HUB_OFFLINE=1 does; it reads that at its import."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def test_a_hub_id_is_found_in_the_folder_of_downloads_without_a_network(checkpoint, tmp_path, offline):
+    hub_cache_of(checkpoint, tmp_path / "hf")
+    image = prepare("tiny/My-GPT2", tmp_path / "cache", quiet, downloads=Downloads(hf_cache=tmp_path / "hf"))
+    assert (image.name, image.weight_bytes) == ("my-gpt2", 259 * 8 * 4)
+    assert_refused(
+        "tiny/My-GPT2", tmp_path / "other", "the hub did not deliver it", downloads=Downloads(None, tmp_path)
+    )
+
+
+def test_a_half_downloaded_hub_model_is_named_with_the_folder_to_delete(checkpoint, tmp_path, offline):
+    repository = hub_cache_of(checkpoint, tmp_path / "hf")
+    next(repository.glob("snapshots/*/model.safetensors")).unlink()
+    (repository / "blobs" / "abc.incomplete").write_bytes(b"half")
+    text = r"half-downloaded \(abc\.incomplete in .*models--tiny--My-GPT2\): .*has no weights.*; start again"
+    assert_refused("tiny/My-GPT2", tmp_path, text, downloads=Downloads(hf_cache=tmp_path / "hf"))
+
+
+def test_random_weights_are_the_same_in_two_caches_and_need_no_weight_file(checkpoint, tmp_path):
+    (checkpoint / "model.safetensors").unlink()
+    variant = ModelVariant(no_weights=True)
+    first = prepare(str(checkpoint), tmp_path / "a", quiet, variant=variant)
+    second = prepare(str(checkpoint), tmp_path / "b", quiet, variant=variant)
+    assert first.digest == second.digest
+    assert first.variant == "random weights"
+    weights = load_file(first.path / "model.safetensors")
+    assert weights["transformer.wte.weight"].std() > 0.001
+    assert first.weight_bytes == sum(array.nbytes for array in weights.values())
+    verify(first.path)
+
+
+def test_a_cut_gguf_keeps_the_first_layers_as_they_are_and_everything_else(gguf, gguf_image):
+    image = prepare(str(gguf), gguf_image.path.parent, quiet, variant=ModelVariant(layers=1))
+    whole, cut = load_file(gguf_image.path / "model.safetensors"), load_file(image.path / "model.safetensors")
+    assert set(cut) == {name for name in whole if ".layers.1." not in name}
+    for name, array in cut.items():
+        np.testing.assert_array_equal(array, whole[name])
+    assert json.loads(image.config_path.read_text())["num_hidden_layers"] == 1
+    assert (image.variant, image.name, image.path.name) != (gguf_image.variant, image.name, gguf_image.path.name)
+    assert image.variant == "layers 1"
+    assert image.kv_bytes_per_token * LAYERS == gguf_image.kv_bytes_per_token
+    for fact in ("name", "token_bytes", "stop_ids", "chat_template", "bos_text", "eos_text", "context_tokens"):
+        assert getattr(image, fact) == getattr(gguf_image, fact)
+
+
+def test_more_layers_than_the_model_has_are_refused_with_the_bound(checkpoint, gguf, tmp_path):
+    for spec, number in ((checkpoint, 2), (gguf, LAYERS)):
+        text = rf"--layers 3 \(INFERENCE_API_LAYERS\) is outside bounds, 1 <= layers <= {number}: "
+        with pytest.raises(ModelError, match=text) as caught:
+            prepare(str(spec), tmp_path / "cache", quiet, variant=ModelVariant(layers=3))
+        assert "\n" not in str(caught.value)
+    assert not [path for path in (tmp_path / "cache").iterdir() if "layers" in path.name]
+
+
+def test_a_checkpoint_that_lacks_a_tensor_of_the_layers_kept_is_refused(checkpoint, tmp_path):
+    assert_refused(checkpoint, tmp_path, "has no tensors transformer", variant=ModelVariant(layers=1))
+
+
 def test_an_interrupted_prepare_leaves_nothing_half_written_and_the_next_one_works(checkpoint, tmp_path):
     def interrupt(_folder: Path) -> int:
         raise KeyboardInterrupt
@@ -332,7 +417,7 @@ def test_a_second_start_waits_for_the_lock_and_a_term_ends_it_cleanly(checkpoint
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "inference_api.prepare", "--model", str(checkpoint), "--cache", str(cache)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
-            assert waiting.stderr.readline() == "prepare: waiting for another start that prepares a model\n"
+            assert waiting.stderr.readline() == "prepare: waiting for another start that prepares a model, 0.0 s\n"
             waiting.send_signal(signal.SIGTERM)
             output, _ = waiting.communicate()
     finally:
@@ -341,20 +426,78 @@ def test_a_second_start_waits_for_the_lock_and_a_term_ends_it_cleanly(checkpoint
     assert [path.name for path in cache.iterdir()] == []
 
 
-def test_the_command_prints_the_path_alone_and_verifies_on_demand(checkpoint, tmp_path, capsys):
-    arguments = ["--model", str(checkpoint), "--cache", str(tmp_path / "cache")]
+def run_main(arguments: list[str]) -> int:
+    """Run the command in this process and give it its signal handlers back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert main(arguments) == 0
-        path = Path(capsys.readouterr().out.removesuffix("\n"))
-        assert ModelImage.open(path).path == path
-        template = path / "config.json"
-        template.write_text(template.read_text().replace("gpt2", "gpt3", 1))
-        assert main(arguments) == 0
-        assert main([*arguments, "--verify"]) == 1
+        return main(arguments)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def test_a_saved_image_is_loaded_when_model_and_cached_image_are_gone(checkpoint, tmp_path, capsys):
+    cache = tmp_path / "cache"
+    arguments = ["--model", str(checkpoint), "--cache", str(cache)]
+    assert run_main([*arguments, "--save-image", "--image-suffix", "v7"]) == 0
+    built = ModelImage.open(Path(capsys.readouterr().out.removesuffix("\n")))
+    digest = built.digest
+    shutil.rmtree(checkpoint)
+    shutil.rmtree(built.path)
+    assert run_main([*arguments, "--load-image", "--image-suffix", "v7"]) == 0
+    loaded = ModelImage.open(Path(capsys.readouterr().out.removesuffix("\n")))
+    assert loaded.path == cache / "tti_cache" / "my-gpt2-v7"
+    assert (loaded.digest, loaded.name) == (digest, "my-gpt2")
+
+
+def test_the_guards_of_saved_images_are_one_line_with_the_path(checkpoint, tmp_path, capsys):
+    cache = tmp_path / "cache"
+    place = cache / "tti_cache" / "my-gpt2-v0"
+    arguments = ["--model", str(checkpoint), "--cache", str(cache)]
+
+    def error_of(*more: str) -> str:
+        capsys.readouterr()
+        assert run_main([*arguments, *more]) == 1
+        taken = capsys.readouterr()
+        assert taken.out == ""
+        (line,) = [line for line in taken.err.splitlines() if not line.startswith("prepare: ")]
+        return line.removeprefix("ERROR: ")
+
+    assert error_of("--layers", "3").startswith(
+        "--layers 3 (INFERENCE_API_LAYERS) is outside bounds, 1 <= layers <= 2:"
+    )
+    assert error_of("--load-image").startswith(f"provided tti path does not exist: {place}, cannot load tti; ")
+    assert run_main([*arguments, "--save-image"]) == 0
+    assert error_of("--save-image").startswith(f"provided tti path exists: {place}, cannot save over existing tti; ")
+    assert error_of("--save-image", "--no-weights").startswith("cannot save_tti with pytorch_no_weights. ")
+    assert error_of("--save-image", "--load-image").startswith("--save-image and --load-image exclude each other")
+    assert error_of("--load-image", "--no-weights").startswith("--load-image loads weights and --no-weights wants none")
+    assert error_of("--load-image", "--image-suffix", "../v0").startswith("--image-suffix '../v0'")
+    for name in ("model.safetensors", "chat_template.jinja", "token_bytes.msgpack"):
+        if (place / name).is_file():
+            whole = (place / name).read_bytes()
+            (place / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+            assert f"{place} is broken: {name} does not have the SHA-256" in error_of("--load-image")
+            (place / name).write_bytes(whole)
+    assert run_main([*arguments, "--load-image"]) == 0
+
+
+def test_an_unknown_option_is_one_line_that_names_it_and_the_help(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--cache", "x", "--modle", "y"])
+    line = "ERROR: unrecognized arguments: --modle y; see python -m inference_api.prepare --help\n"
+    assert capsys.readouterr().err == line
+
+
+def test_the_command_prints_the_path_alone_and_verifies_on_demand(checkpoint, tmp_path, capsys):
+    arguments = ["--model", str(checkpoint), "--cache", str(tmp_path / "cache")]
+    assert run_main(arguments) == 0
+    path = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert ModelImage.open(path).path == path
+    config = path / "config.json"
+    config.write_text(config.read_text().replace("gpt2", "gpt3", 1))
+    assert run_main(arguments) == 0
+    assert run_main([*arguments, "--verify"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("ERROR: model image")
 
 
@@ -363,7 +506,7 @@ def test_a_wheel_with_another_digest_is_refused(tmp_path):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(model_source.DEFAULT_MEMBER, b"GGUF")
     with pytest.raises(ModelError, match=f"its SHA-256 is {model_source.file_sha256(wheel)}, not bcc81830"):
-        prepare(None, tmp_path / "cache", quiet, gguf_wheel=wheel)
+        prepare(None, tmp_path / "cache", quiet, downloads=Downloads(gguf_wheel=wheel))
     assert [path.name for path in (tmp_path / "cache").iterdir()] == []
 
 
@@ -373,7 +516,7 @@ def test_a_member_with_another_digest_is_refused(tmp_path, monkeypatch):
         archive.writestr(model_source.DEFAULT_MEMBER, b"GGUF")
     monkeypatch.setattr(model_source, "DEFAULT_WHEEL_SHA256", model_source.file_sha256(wheel))
     with pytest.raises(ModelError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf is broken"):
-        prepare(None, tmp_path / "cache", quiet, gguf_wheel=wheel)
+        prepare(None, tmp_path / "cache", quiet, downloads=Downloads(gguf_wheel=wheel))
 
 
 def test_a_default_model_that_would_not_fit_on_the_disk_is_not_fetched(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -79,6 +80,17 @@ def test_the_end_of_the_supervisor_stops_gunicorn_with_a_status() -> None:
         service.leaves_run_dir = True
         os.kill(supervisors[0], signal.SIGKILL)
         assert service.process.wait(STOP_SECONDS) == 1
+
+
+def test_a_taken_port_is_one_line_and_nothing_is_started() -> None:
+    command = [sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py", MOCK_APP]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with running_command(command, {"INFERENCE_API_PORT": str(port)}) as service:
+            assert service.process.wait(15) == 1
+            (line,) = service.log.read_text().splitlines()
+            assert line.startswith("ERROR: ") and f"cannot listen on 127.0.0.1:{port}" in line
+            assert line.endswith("take another port")
 
 
 def test_a_wrong_setting_stops_the_start_with_its_name_and_a_status() -> None:

@@ -62,4 +62,12 @@ def test_an_unknown_option_is_named(tmp_path: Path) -> None:
         ["scripts/serve", "--mock", "--wrokers", "2"], cwd=ROOT, env=environ, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "serve: error: unrecognized arguments: --wrokers 2"
+    assert done.stderr == "ERROR: unrecognized arguments: --wrokers 2; see scripts/serve --help\n"
+
+
+def test_serve_says_its_options_and_starts_nothing(tmp_path: Path) -> None:
+    environ = {**os.environ, "INFERENCE_API_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(["scripts/serve", "--help"], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    for option in ("--host", "--port", "--proxy-bind", "--proxy-port", "--layers", "--no-weights", "--load-image"):
+        assert option in done.stdout

@@ -39,6 +39,15 @@ def test_a_taken_port_is_one_line_and_exit_status_1() -> None:
             assert "INFERENCE_API_PORT" in line and port in line
 
 
+def test_a_taken_port_of_the_proxy_is_one_line_and_exit_status_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with running_service("--proxy-port", port, wait=False) as service:
+            assert service.process.wait(10) == 1
+            (line,) = error_lines(service)
+            assert "PROXY_PORT" in line and port in line and line.endswith("take another port")
+
+
 def test_a_second_service_in_the_same_run_folder_is_one_line_and_exit_status_1() -> None:
     with running_service() as first:
         run_dir = str(first.run_dir)

@@ -84,6 +84,7 @@ def load(
 
 def _load_model(image: ModelImage, dtype: str) -> Any:
     """Build the model from the image's own files; a tensor that is missing there is an error, not a random start."""
+    transformers.logging.disable_progress_bar()  # the supervisor tells how far the start is
     try:
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             image.path,

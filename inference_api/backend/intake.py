@@ -155,7 +155,7 @@ class Intake:
             for message in connection.receive():
                 self._take(worker, message)
         except ConnectionLostError as error:
-            logger.info("%s: %s", worker, error)
+            logger.debug("%s: %s", worker, error)
             self._forget(worker)
 
     def _take(self, worker: str, message: Any) -> None:
@@ -163,7 +163,7 @@ class Intake:
             case Hello():
                 if message.version != WIRE_VERSION:
                     raise ConnectionLostError(f"speaks version {message.version}")
-                logger.info("%s is %s", worker, message.worker)
+                logger.debug("%s is %s", worker, message.worker)
                 self._introduced.add(worker)
             case Submit():
                 self._submit(worker, message)

@@ -23,9 +23,12 @@ from inference_api.backend.engines.base import Engine
 from inference_api.backend.intake import Intake
 from inference_api.backend.memory import check_memory, free_bytes
 from inference_api.backend.scheduler import Scheduler, TokenRules
+from inference_api.backend.session_trace import TracedInbox, TracedOutbox
 from inference_api.backend.warmup import warm_up
 from inference_api.config import Settings
+from inference_api.debug_log import DebugLog, StackTrace
 from inference_api.errors import InferenceApiError
+from inference_api.logs import set_up_logging
 from inference_api.messages import Drained, ErrorInfo, Failed, Fatal, Heartbeat, Loading, Ready
 from inference_api.model_image import ModelImage, required_bytes
 
@@ -34,14 +37,18 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 0.5
 """The supervisor hears from the decode thread no more often than this."""
 
+HUNG_SHARE = 0.8
+"""Share of the watchdog's time after which the debug mode writes down where a hung backend is: before its SIGKILL."""
+
 
 def main() -> int:
     """Run the backend; return its exit status."""
     arguments = _parse_arguments()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="backend: %(message)s", stream=sys.stderr)
     settings = Settings.from_environ()
+    # No text of a request ever comes here, so that an error may be quoted.
+    set_up_logging(settings, "backend", quote_errors=True)
     backend = Backend(settings, socket.socket(fileno=arguments.listen_fd), socket.socket(fileno=arguments.control_fd))
     return backend.run()
 
@@ -53,7 +60,13 @@ class Backend:
         self._settings = settings
         self._stop = threading.Event()
         self._admission = Admission(settings.rows, settings.queue_requests, settings.queue_tokens)
+        self._debug_log: DebugLog | None = None
+        self._stack_trace: StackTrace | None = None
         self._inbox = Inbox()
+        if settings.backend_debug:
+            self._debug_log = DebugLog(settings.debug_logs_path, f"backend-{settings.port}")
+            self._stack_trace = StackTrace(settings.debug_logs_path)
+            self._inbox = TracedInbox(self._debug_log)
         self._heartbeat_at = time.monotonic()
         self._reported_at = 0.0
         self._drained = False
@@ -71,22 +84,29 @@ class Backend:
         """Load, warm up, serve; return the exit status: 0 when told to stop, 1 after a failure."""
         self._intake.start()
         try:
-            loop = self._load()
-        except InferenceApiError as error:
-            self._intake.report(Fatal(ErrorInfo(error.code, str(error))))
-            self._intake.close()
-            return 1
-        try:
-            while not self._stop.is_set():
-                loop.step()
-                loop.check_idle_engine(self._settings.idle_check_seconds)
-                self._report(loop)
-        except Exception:
+            return self._load_and_serve()
+        except Exception as error:
             logger.exception("the engine failed; this backend ends")
+            if self._stack_trace is not None:
+                self._stack_trace.write(error)
             self._intake.broadcast(Failed(ErrorInfo("backend_lost", "The decode backend failed.")))
             return 1
         finally:
             self._intake.close()
+            if self._stack_trace is not None:
+                self._stack_trace.close()
+
+    def _load_and_serve(self) -> int:
+        try:
+            loop = self._load()
+        except InferenceApiError as error:
+            self._intake.report(Fatal(ErrorInfo(error.code, str(error))))
+            return 1
+        self._expect_step()
+        while not self._stop.is_set():
+            loop.step()
+            loop.check_idle_engine(self._settings.idle_check_seconds)
+            self._report(loop)
         return self._exit_status
 
     def _load(self) -> DecodeLoop:
@@ -95,19 +115,20 @@ class Backend:
         image = ModelImage.open(settings.image_link.resolve())
         context_tokens = min(settings.context_tokens, image.context_tokens)
         check_memory(required_bytes(image, settings.rows, context_tokens), free_bytes(), settings.rows, context_tokens)
-        self._report_stage("image", began)
+        self._report_stage("loading the weights", began)
         engine = load_engine(settings, image, context_tokens)
-        self._report_stage("load", began)
+        self._report_stage("warming up", began)
         budget = warm_up(engine, settings.prefill_chunk_tokens, settings.watchdog_seconds)
         check_engine(engine)
-        self._report_stage(f"warm-up, prefill {budget.beside_tokens} to {budget.alone_tokens} tokens a step,", began)
+        logger.info("prefill budget: %d to %d tokens a step", budget.beside_tokens, budget.alone_tokens)
         # Special ids have no text: the server skips them, so a stop sequence cannot match in them either.
         text_bytes = [b"" if token_id in image.special_ids else text for token_id, text in enumerate(image.token_bytes)]
         rules = TokenRules(text_bytes, image.stop_ids)
         scheduler = Scheduler(engine.info, rules, self._admission, budget)
-        loop = DecodeLoop(scheduler, engine, self._inbox, self._intake)
+        outbox = self._intake if self._debug_log is None else TracedOutbox(self._intake, self._debug_log)
+        loop = DecodeLoop(scheduler, engine, self._inbox, outbox)
         self._heartbeat_at = loop.heartbeat_at
-        self._intake.start_serving(ready_message(engine))
+        self._intake.start_serving(ready_message(engine, image.variant))
         return loop
 
     def _report(self, loop: DecodeLoop) -> None:
@@ -116,11 +137,18 @@ class Backend:
         if loop.heartbeat_at - self._reported_at >= HEARTBEAT_SECONDS:
             self._reported_at = loop.heartbeat_at
             self._intake.report(Heartbeat())
+            self._expect_step()
         if self._admission.draining and not self._drained and self._admission.num_requests == 0:
             self._drained = True
             self._intake.report(Drained())
 
+    def _expect_step(self) -> None:
+        """In the debug mode, have it written down where a backend hangs, shortly before the watchdog kills it."""
+        if self._stack_trace is not None:
+            self._stack_trace.expect_step(HUNG_SHARE * self._settings.watchdog_seconds)
+
     def _report_stage(self, stage: str, began: float) -> None:
+        """Tell the supervisor what begins now."""
         self._intake.report(Loading(stage, round(time.monotonic() - began, 3)))
 
     def _on_stop(self, exit_status: int) -> None:
@@ -141,8 +169,8 @@ def load_engine(settings: Settings, image: ModelImage, context_tokens: int) -> E
     return load(image, num_rows=settings.rows, context_tokens=context_tokens, num_threads=settings.torch_threads)
 
 
-def ready_message(engine: Engine) -> Ready:
-    """Describe a warm engine to the workers and the supervisor, under a fresh incarnation."""
+def ready_message(engine: Engine, variant: str) -> Ready:
+    """Describe a warm engine and its model's variant to the workers and the supervisor, under a fresh incarnation."""
     info = engine.info
     return Ready(
         incarnation=secrets.token_hex(8),
@@ -153,6 +181,7 @@ def ready_message(engine: Engine) -> Ready:
         num_rows=info.num_rows,
         context_tokens=info.context_tokens,
         row_independent=info.row_independent,
+        variant=variant,
     )
 
 

@@ -16,6 +16,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from inference_api.config import Settings
+from inference_api.debug_log import DebugLog
 from inference_api.errors import BodyTooLargeError, ClientLeftError, InferenceApiError, NotFoundError, SettingError
 from inference_api.model_image import ModelImage
 from inference_api.server.backend_client import BackendClient
@@ -33,6 +34,7 @@ from inference_api.server.identity import (
 from inference_api.server.inspection import make_inspection_blueprint
 from inference_api.server.native import make_native_blueprint
 from inference_api.server.output_router import OutputRouter
+from inference_api.server.request_log import RequestLog
 from inference_api.server.responses import error_response, native_error, unwritten_response
 from inference_api.server.tokenizer import Tokenizer
 from inference_api.server.validation import NativeLimits
@@ -76,6 +78,7 @@ def make_context(settings: Settings) -> ServerContext:
         chat_template=template,
         limits=NativeLimits(context_tokens=min(settings.context_tokens, image.context_tokens), eos_text=image.eos_text),
         model_names=settings.served_model_names or (image.name,),
+        debug_log=DebugLog(settings.debug_logs_path, f"frontend-{settings.port}") if settings.frontend_debug else None,
     )
     context.watcher.start()
     context.client.start()
@@ -90,6 +93,7 @@ def end_worker() -> None:
 def create_app(context: ServerContext, identity: Identity) -> Flask:
     """Return the application; raise SettingError if an endpoint declares no scope."""
     app = Flask(__name__, static_folder=None)
+    app.secret_key = context.settings.flask_secret or None  # nothing is signed with it, and no cookie is ever set
     app.config["MAX_CONTENT_LENGTH"] = context.settings.body_bytes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.merge_slashes = False
@@ -97,8 +101,11 @@ def create_app(context: ServerContext, identity: Identity) -> Flask:
     app.register_blueprint(make_native_blueprint(context))
     app.register_blueprint(make_inspection_blueprint(context))
     refuse_undeclared_scopes(app)
+    request_log = RequestLog()
+    app.before_request(request_log.begin)
     app.before_request(lambda: _identify(identity))
     app.after_request(_add_call_headers)
+    app.after_request(request_log.watch)
     app.register_error_handler(InferenceApiError, error_response)
     app.register_error_handler(ClientLeftError, unwritten_response)
     app.register_error_handler(HTTPException, lambda error: _http_error(error, context.settings))

@@ -187,7 +187,8 @@ class BackendClient:
                 connection.send(Hello(f"pid-{os.getpid()}", WIRE_VERSION))
                 self._read(connection)
             except ConnectionLostError as error:
-                logger.warning("backend connection lost: %s", error)
+                # At an ordinary stop too; of a death the supervisor tells, of a cut connection the backend.
+                logger.info("backend connection lost: %s", error)
             finally:
                 self._lose(connection)
 
@@ -205,9 +206,12 @@ class BackendClient:
         with selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
+            watched = selectors.EVENT_READ
             while not self._closing.is_set():
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_backlog else 0)
-                selector.modify(connection, events)
+                if events != watched:
+                    selector.modify(connection, events)
+                    watched = events
                 for key, ready_events in selector.select():
                     if key.fileobj is self._wakeup:
                         self._wakeup.clear()
@@ -216,6 +220,7 @@ class BackendClient:
                         connection.flush()
                     for message in connection.receive():
                         self._take(message)
+                    self._router.pass_on()
 
     def _take(self, message: Any) -> None:
         match message:
@@ -233,6 +238,7 @@ class BackendClient:
                 self._answer(message.query_id, message)
             case Ready():
                 self._ready = message
+                logger.debug("backend %s serves %d rows", message.incarnation, message.num_rows)
             case Failed():
                 logger.error("backend failed: %s", message.error.message)
 

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from flask import g
 
 from inference_api.config import Settings
+from inference_api.debug_log import DebugLog
 from inference_api.server.backend_client import BackendClient
 from inference_api.server.chat_template import ChatTemplate
 from inference_api.server.disconnects import DisconnectWatcher
 from inference_api.server.generation import Generation
 from inference_api.server.output_router import OutputRouter
+from inference_api.server.session_trace import TracedGeneration
 from inference_api.server.tokenizer import IncrementalDecoder, Tokenizer
 from inference_api.server.validation import NativeLimits
 from inference_api.stop import TextStop
@@ -34,20 +36,25 @@ class ServerContext:
     chat_template: ChatTemplate | None
     limits: NativeLimits
     model_names: tuple[str, ...]
+    debug_log: DebugLog | None = None
 
     def make_generation(self, prompt_ids: Sequence[int], stop_sequences: Sequence[str]) -> Generation:
         """Return a generation that decodes after `prompt_ids` and ends at a stop sequence; not started yet."""
         decoder = IncrementalDecoder(self.tokenizer, prompt_ids)
-        return Generation(self.client, self.watcher, decoder, TextStop(stop_sequences))
+        text_stop = TextStop(stop_sequences)
+        if self.debug_log is not None:
+            return TracedGeneration(self.client, self.watcher, decoder, text_stop, self.debug_log)
+        return Generation(self.client, self.watcher, decoder, text_stop)
 
 
 @dataclasses.dataclass(slots=True)
 class Call:
-    """One HTTP call: its public id, who makes it, and headers for the response."""
+    """One HTTP call: its public id, who makes it, headers for the response, and what it generates, if anything."""
 
     request_id: str
     claims: Claims
     response_headers: dict[str, str]
+    generation: Generation | None = None
 
 
 def current_call() -> Call:

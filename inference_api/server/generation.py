@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from inference_api.errors import (
     AbortedError,
@@ -22,6 +22,7 @@ from inference_api.errors import (
 )
 from inference_api.messages import Finished, FinishReason, Submit
 from inference_api.server.backend_client import BackendClient
+from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.disconnects import DisconnectWatcher
 from inference_api.server.output_router import SessionStream
 from inference_api.server.tokenizer import IncrementalDecoder
@@ -55,6 +56,8 @@ class Generation:
         self._watch: int | None = None
         self._client_left = threading.Event()
         self._finished: Finished | None = None
+        self.abandoned = False
+        """Whether nobody read it to its end: its client left, or its response was closed before."""
 
     def start(self, submit: Submit, client_socket: socket.socket | None) -> None:
         """Submit, and abort as soon as the client leaves; raises what BackendClient.submit raises."""
@@ -84,9 +87,33 @@ class Generation:
         if delivery.finished is not None:
             self._finished = delivery.finished
             if delivery.finished.reason is FinishReason.ABORT and self._client_left.is_set():
+                self.abandoned = True
                 raise ClientLeftError("The client left.")
             text += self._text_stop.feed(self._decoder.flush()) + self._text_stop.flush()
         return Piece(text, delivery.finished)
+
+    def relay(self, sender: ChunkSender) -> None:
+        """Have new text sent as it comes, by the thread that it comes to; block until `next_piece` has something.
+
+        For a response whose head has been sent. Raises OSError if the client is gone.
+        """
+        if self._stream is not None:
+            self._stream.relay(lambda token_ids: self._send_text(token_ids, sender))
+            sender.settle()
+
+    def wait_finished(self, timeout_seconds: float) -> Finished | None:
+        """Block for the terminal event; None if it does not come in time, or the backend never took the request."""
+        return self._stream.wait_finished(timeout_seconds) if self._stream is not None else None
+
+    @property
+    def row(self) -> int | None:
+        """The row that it runs or ran in; None if it never had one."""
+        return self._stream.row if self._stream is not None else None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt; 0 before `start`."""
+        return self._submit.num_prompt_tokens if self._submit is not None else 0
 
     @property
     def num_delivered_tokens(self) -> int:
@@ -112,7 +139,12 @@ class Generation:
         """Forget the client's socket; abort the generation if it has not ended."""
         self._forget_client()
         if self._finished is None:
+            self.abandoned = True
             self._abort()
+
+    def _send_text(self, token_ids: Sequence[int], sender: ChunkSender) -> bool:
+        text = self._text_stop.feed(self._decoder.decode(token_ids))
+        return not text or sender.offer(text.encode())
 
     def _on_client_left(self) -> None:
         self._client_left.set()

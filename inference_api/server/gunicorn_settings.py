@@ -25,4 +25,6 @@ header_map = "refuse"
 secure_scheme_headers: dict[str, str] = {}
 limit_request_fields = 50
 control_socket_disable = True
-loglevel = "warning"
+logger_class = "inference_api.server.gunicorn_log.GunicornLog"
+# gunicorn tells of its workers' lives at `info`, and of clients' bytes at `debug`: one level up.
+loglevel = {"info": "warning", "debug": "info"}.get(_settings.log_level, _settings.log_level)

@@ -96,14 +96,14 @@ def request_body(view: RequestView) -> dict[str, object]:
     body["stats"] = {
         "user_ttft_ms": round(timing.prefill_seconds * 1000, 3),
         "user_ttft_e2e_ms": round(ttft_seconds * 1000, 3),
-        "user_tps": _rate(view.num_completion_tokens - 1, timing.decode_seconds),
+        "user_tps": tokens_per_second(view.num_completion_tokens - 1, timing.decode_seconds),
         "prefill": {
             "tokens_prefilled": view.num_prompt_tokens,
-            "tps": _rate(view.num_prompt_tokens, timing.prefill_seconds),
+            "tps": tokens_per_second(view.num_prompt_tokens, timing.prefill_seconds),
         },
         "decode": {
             "tokens_decoded": view.num_completion_tokens,
-            "tps": _rate(view.num_completion_tokens - 1, timing.decode_seconds),
+            "tps": tokens_per_second(view.num_completion_tokens - 1, timing.decode_seconds),
         },
         "batch_size": timing.batch_size,
         "context_length": timing.context_tokens,
@@ -111,5 +111,6 @@ def request_body(view: RequestView) -> dict[str, object]:
     return body
 
 
-def _rate(num_tokens: int, seconds: float) -> float:
+def tokens_per_second(num_tokens: int, seconds: float) -> float:
+    """Return a rate, rounded; 0 where there is none."""
     return round(num_tokens / seconds, 3) if seconds > 0 and num_tokens > 0 else 0.0

@@ -7,6 +7,7 @@ end, so that a refusal keeps its status; event routes hold them a few seconds on
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from flask import Blueprint, Response, request
 from inference_api.errors import InferenceApiError, NotFoundError
 from inference_api.messages import SamplingParams, Submit
 from inference_api.server.chat_template import ChatMessage
+from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.context import ServerContext, current_call
 from inference_api.server.generation import Generation, Piece, is_retryable, raise_if_failed
 from inference_api.server.responses import event, stream_response
@@ -111,7 +113,7 @@ class NativeRoutes:
             first_token_seconds=settings.first_token_seconds,
             total_seconds=settings.total_seconds,
         )
-        generation = context.make_generation(token_ids, stops)
+        call.generation = generation = context.make_generation(token_ids, stops)
         generation.start(submit, request.environ.get("gunicorn.socket"))
         return generation
 
@@ -123,14 +125,14 @@ class NativeRoutes:
         except BaseException:
             generation.close()
             raise
-        chunks = self._raw_chunks(first, pieces, prompt if native.return_prompt else "")
+        sender = ChunkSender.of(request.environ)
+        pieces = itertools.chain([first], _relayed(generation, pieces, sender) if sender is not None else pieces)
+        chunks = self._raw_chunks(pieces, prompt if native.return_prompt else "")
         return self._respond(native, chunks, generation)
 
-    def _raw_chunks(self, first: Piece, pieces: Iterator[Piece], prompt: str) -> Iterator[bytes]:
+    def _raw_chunks(self, pieces: Iterator[Piece], prompt: str) -> Iterator[bytes]:
         if prompt:
             yield prompt.encode()
-        if first.text:
-            yield first.text.encode()
         for piece in pieces:
             if piece.text:
                 yield piece.text.encode()
@@ -166,6 +168,14 @@ class NativeRoutes:
         if native.session_id is not None:
             response.headers["X-Client-Session-Id"] = native.session_id
         return response
+
+
+def _relayed(generation: Generation, pieces: Iterator[Piece], sender: ChunkSender) -> Iterator[Piece]:
+    """Yield the pieces that are this thread's to send; asked for once the response's head and first text are sent."""
+    generation.relay(sender)
+    for piece in pieces:
+        yield piece
+        generation.relay(sender)
 
 
 def error_event(error: InferenceApiError, num_delivered_tokens: int) -> dict[str, object]:

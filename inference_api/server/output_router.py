@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Callable
 
 from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, SequenceOutput
 
@@ -38,18 +39,23 @@ class SessionStream:
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+        self._relay: Callable[[tuple[int, ...]], bool] | None = None
+        self._relay_error: Exception | None = None
         self._token_ids: list[int] = []
         self._num_read = 0
         self._finished: Finished | None = None
         self._epoch: int | None = None
+        self.row: int | None = None
+        """The row that the session has, once it has one."""
 
     def read(self, timeout_seconds: float | None = None) -> Delivery | None:
         """Return everything that has come since the last call; block for the first id or the end.
 
         The very first id is returned alone, so that it leaves at once. Returns None if nothing came in time.
         """
-        with self._condition:
+        with self._lock:
             if not self._condition.wait_for(self._has_news, timeout_seconds):
                 return None
             end = 1 if self._num_read == 0 else len(self._token_ids)
@@ -58,6 +64,42 @@ class SessionStream:
             is_read_up = self._num_read == len(self._token_ids)
             return Delivery(token_ids, self._finished if is_read_up else None)
 
+    def relay(self, take: Callable[[tuple[int, ...]], bool]) -> None:
+        """Let the delivering thread hand ids to `take` as they come, instead of waking this one for each of them.
+
+        Blocks until there is something that only `read` returns: the first id, the end, or what came once `take` had
+        returned False. `take` runs under the stream's lock and must not block; what it raises is raised here.
+        """
+        with self._lock:
+            if self._num_read == 0 or self._has_news():
+                return
+            self._relay = take
+            while self._relay is not None:
+                self._condition.wait()
+            error, self._relay_error = self._relay_error, None
+        if error is not None:
+            raise error
+
+    def pass_on(self) -> None:
+        """Hand what has come to a relay, if there is one; called by the delivering thread after its deliveries."""
+        with self._lock:
+            if self._relay is None or self._num_read == len(self._token_ids):
+                return
+            token_ids = tuple(self._token_ids[self._num_read :])
+            self._num_read += len(token_ids)
+            try:
+                if self._relay(token_ids):
+                    return
+            except Exception as error:  # the request's own, not this thread's: it is raised where the request runs
+                self._relay_error = error
+            self._wake_reader()
+
+    def wait_finished(self, timeout_seconds: float) -> Finished | None:
+        """Block for the terminal event, which `read` may not have returned yet; None if it did not come in time."""
+        with self._lock:
+            self._condition.wait_for(lambda: self._finished is not None, timeout_seconds)
+            return self._finished
+
     @property
     def token_ids(self) -> list[int]:
         """All ids delivered so far."""
@@ -65,20 +107,27 @@ class SessionStream:
 
     def deliver(self, output: SequenceOutput) -> bool:
         """Take an output that fits (next index, same row owner); return False if it is not this stream's next one."""
-        with self._condition:
-            if output.index != len(self._token_ids) or self._epoch not in (None, output.epoch):
+        with self._lock:
+            if self._epoch is None:
+                self._epoch = output.epoch
+                self.row = output.row if output.row >= 0 else None
+            if output.index != len(self._token_ids) or self._epoch != output.epoch:
                 return False
-            self._epoch = output.epoch
             self._token_ids.extend(output.token_ids)
             self._finished = output.finished
-            self._condition.notify()
+            if self._relay is None or output.finished is not None:
+                self._wake_reader()
             return True
 
     def end(self, finished: Finished) -> None:
         """End the stream for a reason of this worker's own."""
-        with self._condition:
+        with self._lock:
             self._finished = finished
-            self._condition.notify()
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        self._relay = None
+        self._condition.notify()
 
     def _has_news(self) -> bool:
         return len(self._token_ids) > self._num_read or self._finished is not None
@@ -90,6 +139,7 @@ class OutputRouter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[str, SessionStream] = {}
+        self._delivered: set[SessionStream] = set()
         self._ended: collections.OrderedDict[str, None] = collections.OrderedDict()
         self.late_tokens = 0
         self.foreign_tokens = 0
@@ -117,11 +167,21 @@ class OutputRouter:
             if output.finished is not None:
                 self._close(output.session_id)
         if stream.deliver(output):
+            self._delivered.add(stream)
             return True
         self.foreign_tokens += len(output.token_ids)
         self.close(output.session_id)
         stream.end(_BROKEN)
         return False
+
+    def pass_on(self) -> None:
+        """Let the streams with a relay send what has been delivered since the last call; for the delivering thread.
+
+        Called once for all messages that arrived together, so that ids which queued up join one chunk.
+        """
+        delivered, self._delivered = self._delivered, set()
+        for stream in delivered:
+            stream.pass_on()
 
     def close(self, session_id: str, finished: Finished | None = None) -> None:
         """Close a session; its reader gets `finished` if it is given."""

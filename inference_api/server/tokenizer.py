@@ -35,7 +35,7 @@ class Segment(NamedTuple):
 
 
 class Tokenizer:
-    """Encode and decode; immutable once made, so that all threads of a worker may share it."""
+    """Encode and decode; nothing seen from outside changes, so that all threads of a worker may share it."""
 
     def __init__(self, tokenizer_json: str, *, special_texts: Iterable[str] = ()) -> None:
         """Build both instances from the file's text; raises ModelError if it cannot be used.
@@ -57,6 +57,7 @@ class Tokenizer:
         self.special_ids = frozenset(entry["id"] for entry in trusted["added_tokens"] if entry["special"])
         self.vocab_size = self._trusted.get_vocab_size()
         self._control_texts = _any_of(self._aliases)
+        self._bytes_of: dict[int, bytes] = {}  # of ids asked for before: two dozen steps a token otherwise
         self._prefix_ids = _leading_special_ids(self._trusted)
         self._decoder_kinds = _decoder_kinds(trusted.get("decoder"))
         if "ByteLevel" in self._decoder_kinds and not self.is_byte_level:
@@ -118,8 +119,12 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that this id stands for in a byte-level vocabulary; nothing for a silent one."""
-        if self.is_silent(token_id):
-            return b""
+        known = self._bytes_of.get(token_id)
+        if known is None:
+            known = self._bytes_of[token_id] = b"" if self.is_silent(token_id) else self._piece_bytes(token_id)
+        return known
+
+    def _piece_bytes(self, token_id: int) -> bytes:
         piece = self._trusted.id_to_token(token_id) or ""
         try:
             return bytes([_BYTE_OF_CHAR[char] for char in piece])

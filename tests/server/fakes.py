@@ -129,6 +129,19 @@ class FakeBackend:
             return
 
 
+def tell_when_read(stream: SessionStream) -> threading.Event:
+    """Return an event that is set once a thread waits for something to read: what comes then finds it waiting."""
+    waits = threading.Event()
+    wait = stream._condition.wait
+
+    def announced_wait(timeout: float | None = None) -> bool:
+        waits.set()
+        return wait(timeout)
+
+    stream._condition.wait = announced_wait  # type: ignore[method-assign]
+    return waits
+
+
 def answer_politely(message: Message) -> list[Message]:
     """Accept every Submit and answer every Ping."""
     match message:

@@ -18,10 +18,11 @@ from inference_api.errors import (
     OverloadedError,
 )
 from inference_api.messages import FinishReason, SequenceOutput, Submit
+from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.context import ServerContext
-from inference_api.server.generation import Generation, is_retryable
+from inference_api.server.generation import Generation, Piece, is_retryable
 from tests.backend.factories import make_submit
-from tests.server.fakes import WAIT_SECONDS, FakeClient, finished
+from tests.server.fakes import WAIT_SECONDS, FakeClient, finished, tell_when_read
 
 SUBMIT = make_submit("s0")
 
@@ -185,3 +186,53 @@ def test_only_the_services_own_passing_faults_are_worth_a_retry() -> None:
     )
     assert not is_retryable(GenerationError("x"))
     assert not is_retryable(AbortedError("x"))
+
+
+def test_a_relay_sends_whole_characters_and_nothing_of_a_stop_from_the_delivering_thread(
+    start: Callable[..., Generation], fake_client: FakeClient, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    client, server = pair
+    fake_client.pieces, fake_client.end = [b"a"], None
+    generation = start("STOP")
+    assert generation.next_piece(0.0) == Piece("a", None)
+    stream = fake_client.streams[0]
+    waits = tell_when_read(stream)
+    reader = threading.Thread(target=generation.relay, args=(ChunkSender(server),))
+    reader.start()
+    assert waits.wait(WAIT_SECONDS)
+    for index, text in ((1, b"\xc3"), (2, b"\xa9ST"), (5, b"AR ST"), (10, b"OP")):
+        end = finished(FinishReason.STOP, stop=b"STOP") if text == b"OP" else None
+        stream.deliver(SequenceOutput("s0", 0, 1, index, list(text), end))
+        stream.pass_on()
+    reader.join(WAIT_SECONDS)
+    assert client.recv(100) == b"2\r\n\xc3\xa9\r\n5\r\nSTAR \r\n"
+    assert generation.next_piece(0.0) == Piece("", finished(FinishReason.STOP, stop=b"STOP"))
+    generation.close()
+
+
+def test_a_relay_to_a_client_that_is_gone_raises_in_the_requests_thread(
+    start: Callable[..., Generation], fake_client: FakeClient, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    client, server = pair
+    fake_client.pieces, fake_client.end = [b"a"], None
+    generation = start()
+    generation.next_piece(0.0)
+    stream = fake_client.streams[0]
+    waits = tell_when_read(stream)
+    errors: list[type[BaseException]] = []
+
+    def relay() -> None:
+        with pytest.raises(OSError) as caught:  # noqa: PT011 - whatever the system says
+            generation.relay(ChunkSender(server))
+        errors.append(caught.type)
+
+    reader = threading.Thread(target=relay)
+    reader.start()
+    assert waits.wait(WAIT_SECONDS)
+    client.close()
+    stream.deliver(SequenceOutput("s0", 0, 1, 1, [98]))
+    stream.pass_on()
+    reader.join(WAIT_SECONDS)
+    assert errors == [BrokenPipeError]
+    generation.close()
+    assert len(fake_client.aborts) == 1

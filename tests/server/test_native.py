@@ -153,6 +153,19 @@ def test_a_stop_sequence_is_trimmed_from_text_and_events(app: Flask, fake_client
     assert _post(app, "/chat/mock", stop_sequence="STOP").data.endswith(_answer("one ") + CLOSE)
 
 
+def test_without_a_stop_sequence_only_the_models_own_end_stops_and_the_word_none_does_not(app, fake_client) -> None:
+    fake_client.pieces = [b"None", b" of them"]
+    for stop in ({}, {"stop_sequence": ""}, {"stop_sequence": "<|endoftext|>"}):
+        assert _post(app, "/inference/mock", **stop).data == b"None of them"
+        assert fake_client.last.stop_sequences == []
+
+
+def test_the_prompts_length_counts_the_very_ids_that_are_sent(app: Flask, fake_client: FakeClient) -> None:
+    _post(app, "/predictions/mock", text="<|endoftext|>a<|endoftext|>")
+    submit = fake_client.last
+    assert submit.num_prompt_tokens == len(submit.token_ids) == len("User: <|endoftext|>a<|endoftext|>\nAI: ")
+
+
 def test_the_original_end_text_is_sent_only_when_it_is_asked_for(app, make_app) -> None:
     assert _post(app, "/inference/mock").data == b"Hello"
     legacy = make_app(legacy_eos=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from inference_api.messages import FinishReason, SequenceOutput
 from inference_api.server import output_router
 from inference_api.server.output_router import Delivery, OutputRouter, SessionStream
-from tests.server.fakes import finished
+from tests.server.fakes import finished, tell_when_read
 
 
 def _output(index: int, ids: list[int], *, session_id: str = "s0", epoch: int = 1, end=None) -> SequenceOutput:
@@ -147,3 +148,96 @@ def test_a_slow_reader_holds_up_nobody() -> None:
         assert fast.read(0.0) == Delivery((index,), None)
     assert slow.read(0.0) == Delivery((0,), None)
     assert slow.read(0.0) == Delivery(tuple(range(1, 2048)), None)
+
+
+def _relay_in_a_thread(stream: SessionStream, take: Callable[[tuple[int, ...]], bool]) -> Callable[[], list[str]]:
+    """Relay in a thread of its own; return once it waits. The function that comes back joins it and tells its error."""
+    waits, errors = tell_when_read(stream), []
+
+    def run() -> None:
+        try:
+            stream.relay(take)
+        except ValueError as error:
+            errors.append(str(error))
+
+    reader = threading.Thread(target=run)
+    reader.start()
+    assert waits.wait(10.0)
+
+    def join() -> list[str]:
+        reader.join(10.0)
+        assert not reader.is_alive()
+        return errors
+
+    return join
+
+
+def _open_and_read_first(router: OutputRouter) -> SessionStream:
+    stream = router.open("s0")
+    router.deliver(_output(0, [1]))
+    assert stream.read() == Delivery((1,), None)
+    return stream
+
+
+def test_a_relay_takes_what_arrived_together_in_the_delivering_thread_and_leaves_the_end_to_the_reader() -> None:
+    router = OutputRouter()
+    stream = _open_and_read_first(router)
+    taken: list[tuple[tuple[int, ...], threading.Thread]] = []
+    join = _relay_in_a_thread(stream, lambda ids: taken.append((ids, threading.current_thread())) is None)
+    router.deliver(_output(1, [2]))
+    router.deliver(_output(2, [3, 4]))
+    assert taken == []
+    router.pass_on()
+    router.pass_on()
+    router.deliver(_output(4, [5], end=finished()))
+    router.pass_on()
+    assert join() == []
+    assert taken == [((2, 3, 4), threading.current_thread())]
+    assert stream.read() == Delivery((5,), finished())
+
+
+def test_a_relay_that_can_take_no_more_hands_back_to_the_reader_and_nothing_is_lost() -> None:
+    router = OutputRouter()
+    stream = _open_and_read_first(router)
+    taken: list[tuple[int, ...]] = []
+    join = _relay_in_a_thread(stream, lambda ids: taken.append(ids) is not None)
+    for index in (1, 2):
+        router.deliver(_output(index, [index]))
+        router.pass_on()
+    assert join() == []
+    assert taken == [(1,)]
+    assert stream.read() == Delivery((2,), None)
+
+
+def test_an_error_of_a_relay_is_raised_where_the_request_runs() -> None:
+    router = OutputRouter()
+    stream = _open_and_read_first(router)
+
+    def take(token_ids: tuple[int, ...]) -> bool:
+        raise ValueError(f"cannot send {token_ids}")
+
+    join = _relay_in_a_thread(stream, take)
+    router.deliver(_output(1, [2]))
+    router.pass_on()
+    assert join() == ["cannot send (2,)"]
+
+
+@pytest.mark.parametrize("end", [None, finished()], ids=["ids", "end"])
+def test_a_relay_begins_only_once_all_that_has_come_is_read(end) -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    stream.relay(lambda ids: True)  # the first id is for `read`
+    router.deliver(_output(0, [1]))
+    assert stream.read() == Delivery((1,), None)
+    router.deliver(_output(1, [] if end else [2], end=end))
+    stream.relay(lambda ids: True)
+    assert stream.read(0.0) == Delivery(() if end else (2,), end)
+
+
+def test_a_relay_ends_with_a_session_that_the_worker_closes() -> None:
+    router = OutputRouter()
+    stream = _open_and_read_first(router)
+    join = _relay_in_a_thread(stream, lambda ids: True)
+    router.close("s0", finished(error="backend_lost"))
+    assert join() == []
+    assert stream.read() == Delivery((), finished(error="backend_lost"))

@@ -28,6 +28,10 @@ from inference_api.model_image import ModelImage
 PREFILL_TOKENS = 512
 """Prompt tokens that a step takes in: few enough that a long prompt needs several steps, as with a model."""
 
+BLOCK_TOKENS = 8
+"""Ids a row and step in the mode digits without a rate or faults, as of a speculating engine whose drafts all hold."""
+
+_DIGITS = tuple(ord("0") + position % 10 for position in range(10 + BLOCK_TOKENS))
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz "
 
 
@@ -38,6 +42,8 @@ class MockScript:
     mode: str = "digits"
     tokens_per_second: float = 0.0
     faults: Mapping[bytes, str] = dataclasses.field(default_factory=dict)
+    block_tokens: int = 1
+    """Ids that a row gets in one step; more than one so that the mock is not what a load test measures."""
 
     @classmethod
     def parse(cls, mode: str, tokens_per_second: float, faults: str) -> MockScript:
@@ -50,7 +56,9 @@ class MockScript:
                     f"INFERENCE_API_MOCK_FAULTS={faults!r}: {fault!r} is not KIND:TEXT, KIND nan, error, crash or hang."
                 )
             parsed[text.encode()] = kind
-        return cls(mode, tokens_per_second, parsed)
+        is_plain_load = mode == "digits" and not tokens_per_second and not parsed
+        block_tokens = BLOCK_TOKENS if is_plain_load else 1
+        return cls(mode, tokens_per_second, parsed, block_tokens)
 
 
 class MockEngine:
@@ -61,6 +69,8 @@ class MockEngine:
         self._eos_id = min(image.stop_ids)
         self._rows: list[list[int]] = [[] for _ in range(num_rows)]
         self._done = threading.Event()
+        # Ids of a block are computed in the next step like a prompt's: there is room for those of every row.
+        prefill_tokens = PREFILL_TOKENS + (num_rows * script.block_tokens if script.block_tokens > 1 else 0)
         self._info = EngineInfo(
             engine="mock",
             model=image.name,
@@ -70,7 +80,7 @@ class MockEngine:
             vocab_size=image.vocab_size,
             row_independent=True,
             digest=f"mock-{script.mode}-{image.digest[:16]}",
-            prefill_budget=PrefillBudget(PREFILL_TOKENS, PREFILL_TOKENS),
+            prefill_budget=PrefillBudget(prefill_tokens, prefill_tokens),
         )
 
     @property
@@ -103,6 +113,9 @@ class MockEngine:
             error = self._fault(bytes(token_id for token_id in ids if token_id < 256))
             if error is not None:
                 return RowResult(plan.row, error=error)
+        if self._script.block_tokens > 1:
+            first = sample.position % 10
+            return RowResult(plan.row, _DIGITS[first : first + self._script.block_tokens])
         return RowResult(plan.row, (self._next_id(sample, ids),))
 
     def _next_id(self, sample: SampleSpec, ids: list[int]) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
-from inference_api.backend.engines.mock import MockEngine, MockScript
+from inference_api.backend.engines.mock import BLOCK_TOKENS, MockEngine, MockScript
 from inference_api.errors import SettingError
 from inference_api.messages import SamplingParams
 from tests.backend.factories import DIGITS, ECHO, EOS_ID, NOISE, make_image
@@ -120,3 +120,29 @@ def test_the_description_promises_independent_rows_and_names_the_numeric_path() 
     assert info.digest.startswith("mock-noise-")
     assert info.digest != _engine(DIGITS).info.digest
     assert MockEngine(make_image(100), 1, 256, DIGITS).info.context_tokens == 100
+
+
+def test_digits_without_a_rate_come_in_blocks_that_are_the_same_digits() -> None:
+    engine = _engine(MockScript.parse("digits", 0.0, ""))
+    made: list[int] = []
+    start, ids = 0, list(b"hello")
+    for _ in range(3):
+        plan = _plan(0, start, ids, num_prompt_tokens=5)
+        drawn = engine.execute(StepPlan((plan,))).rows[0].token_ids
+        assert len(drawn) == BLOCK_TOKENS
+        start, ids = start + len(ids), list(drawn)
+        made += drawn
+    assert bytes(made) == bytes(ord("0") + position % 10 for position in range(5, 5 + 3 * BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("script", [("digits", 1e6, ""), ("echo", 0.0, ""), ("digits", 0.0, "nan:BAD")])
+def test_a_rate_another_mode_or_a_fault_means_one_id_a_step(script: tuple[str, float, str]) -> None:
+    engine = _engine(MockScript.parse(*script))
+    result = engine.execute(StepPlan((_plan(0, 0, b"hello", num_prompt_tokens=5),)))
+    assert len(result.rows[0].token_ids) == 1
+
+
+def test_every_row_may_take_its_block_in_one_step() -> None:
+    info = _engine(MockScript.parse("digits", 0.0, "")).info
+    assert info.prefill_budget is not None
+    assert info.prefill_budget.beside_tokens == 512 + info.num_rows * BLOCK_TOKENS

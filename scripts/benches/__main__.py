@@ -1,0 +1,44 @@
+"""Choose a bench, run it, print its JSON line: what `python -m benches` does for scripts/bench.
+
+Progress goes to stderr. A bench that meets a wrong answer or a service that does not come up ends with one line and
+status 1, and prints no figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+
+from benches.figures import machine
+from benches.service import BenchError
+from inference_api.errors import InferenceApiError
+
+MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one bench; return the exit status."""
+    parser = argparse.ArgumentParser(prog="bench", description="Measure this service from a client's socket.")
+    parser.add_argument("name", choices=MODULES, help="what to measure")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", dest="size", action="store_const", const="quick", help="about a minute")
+    size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="only to see that it runs")
+    parser.set_defaults(size="full")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    try:
+        figures = importlib.import_module(f"benches.{MODULES[options.name]}").run(options.size)
+    except (BenchError, InferenceApiError) as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return 1
+    seconds = round(time.monotonic() - began, 1)
+    line = {"bench": options.name, "size": options.size, "machine": machine(), "seconds": seconds, **figures}
+    print(json.dumps(line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Check that each bench runs, at its tiny size, and that its last line is JSON with the promised figures. No rates."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPREAD = {"samples", "p50", "max"}
+
+
+def run_bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "scripts" / "bench"), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def figures_of(name: str, **environment: str) -> dict[str, Any]:
+    ran = run_bench(name, "--tiny", **environment)
+    assert ran.returncode == 0, ran.stderr
+    figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert (figures["bench"], figures["size"]) == (name, "tiny")
+    assert figures["machine"].keys() == {"cpus", "cpu", "memory_gib", "python", "commit"}
+    return figures
+
+
+@pytest.fixture(scope="module")
+def own_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the settings of a model of a few thousand weights: the bench is tested, not the model."""
+    from inference_api.model_image import build_mock_image
+    from tests.backend.engines.tiny_models import FAMILIES, build_model, save_checkpoint
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_mock_image(folder / "mock").tokenizer_path
+    checkpoint = save_checkpoint(build_model(*FAMILIES["llama"]), folder / "tiny-llama", tokenizer)
+    return {"INFERENCE_API_MODEL": str(checkpoint), "INFERENCE_API_CACHE_DIR": str(folder / "cache")}
+
+
+def test_the_front_end_bench_counts_rates_costs_lateness_and_first_tokens() -> None:
+    figures = figures_of("frontend")
+    unthrottled = figures["unthrottled"]
+    for front in ("direct", "proxy", "bare_flask"):
+        for num_streams in (32, 256):
+            assert unthrottled[f"{front}_{num_streams}_streams"]["tokens_per_second"] > 0
+    assert unthrottled["direct_32_streams_one_token_a_step"]["tokens_per_second"] > 0
+    assert unthrottled["bare_flask_32_streams"]["tokens_per_chunk"] == 1
+    assert unthrottled["errors"] == 0
+    for front in ("direct", "proxy"):
+        paced = figures["paced"][front]
+        assert paced["cpu_us_per_token"].keys() == {"backend", "server", "proxy", "client"}
+        assert paced["gap_ms"].keys() >= SPREAD
+        assert paced["chunks"] > 0
+        assert {"chunks_with_several_tokens", "gaps_over_20_ms"} <= paced.keys()
+    for part in ("direct", "through_proxy", "added_by_server_over_engine", "added_by_proxy_at_equal_rank"):
+        assert figures["first_token_ms"][part]["samples"] == 3
+
+
+@pytest.mark.torch
+def test_the_batching_bench_compares_three_ways_to_serve_the_same_requests(own_model: dict[str, str]) -> None:
+    figures = figures_of("batching", **own_model)
+    for way in ("continuous", "static_32", "one_at_a_time"):
+        assert figures[way]["tokens_per_second"] > 0
+        assert figures[way]["first_token_ms"].keys() >= SPREAD
+        assert figures[way]["gap_ms"].keys() >= {"samples"}
+    assert figures["continuous"]["tokens_a_round"] == figures["static_32"]["tokens_a_round"]
+    assert figures["continuous_over_static"] > 0
+    assert figures["continuous_over_one_at_a_time"] > 0
+
+
+@pytest.mark.torch
+def test_the_http_bench_sets_the_service_beside_the_engine_alone(own_model: dict[str, str]) -> None:
+    figures = figures_of("http", **own_model)
+    assert figures["http_tokens_per_second"] > 0
+    assert figures["in_process_tokens_per_second"] > 0
+    assert figures["tokens"]["http"] == figures["tokens"]["in_process"] > 0
+    assert figures["ratios"] == [figures["ratio"]]
+
+
+def test_a_service_that_does_not_come_up_is_one_line_and_no_figures(tmp_path: Path) -> None:
+    ran = run_bench("batching", "--tiny", INFERENCE_API_MODEL=str(tmp_path / "nothing"))
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert "ERROR: " in ran.stderr
+
+
+def test_an_unknown_bench_is_refused() -> None:
+    ran = run_bench("nonsense")
+    assert ran.returncode == 2
+    assert "frontend" in ran.stderr

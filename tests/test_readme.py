@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -9,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts import generate_docs
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _life_of_a_request() -> str:
@@ -40,9 +45,40 @@ def test_every_function_of_the_life_of_a_request_is_defined_where_it_says() -> N
         assert re.search(rf"def {function.rpartition('.')[2]}\(", path.read_text("utf-8")), f"{name}: {function}"
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((docs/[a-z-]+\.md)\)", README))
-def test_every_linked_document_exists(link: str) -> None:
-    assert (ROOT / link).is_file()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_linked_document_exists(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).is_file()] == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[a-z-]+\.md)\)", README))
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES} - {"README.md"} == linked
+
+
+def test_the_readme_names_every_script_and_no_other() -> None:
+    rows = README.split("| script | what it does |\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+(?:\.py)?)`", row.split("|")[1])}
+    programs = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and os.access(path, os.X_OK)}
+    assert named == programs
+
+
+def test_every_json_body_of_an_example_is_valid() -> None:
+    bodies = [body for page in PAGES for body in re.findall(r"-d '(\{.*?\})'", page.read_text("utf-8"), re.DOTALL)]
+    assert len(bodies) >= 4
+    for body in bodies:
+        assert isinstance(json.loads(body)["text"], str)
+
+
+def test_a_page_keeps_what_stands_around_a_generated_table() -> None:
+    page = generate_docs.fresh_page("before\n<!-- generated: errors -->\nstale\n<!-- end -->\nafter\n")
+    assert page.startswith("before\n<!-- generated: errors -->\n| status |") and page.endswith("<!-- end -->\nafter\n")
+    assert "stale" not in page and generate_docs.fresh_page(page) == page
+
+
+def test_the_tables_hold_what_the_code_says() -> None:
+    assert "| `top_p` | float | `0.9` | 0.01 to 1 |" in generate_docs.parameters_table()
+    assert "| 504 | `deadline_exceeded` |" in generate_docs.errors_table()
 
 
 def test_the_generated_pages_are_fresh() -> None:

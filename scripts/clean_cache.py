@@ -1,0 +1,273 @@
+"""Remove from the cache root what a start makes again, and nothing else: the program behind scripts/clean.
+
+Knows its own things by their manifest or their name, never by their place alone; follows no symbolic link; refuses
+while a service runs on the cache or a model is prepared there. A folder is renamed before it is emptied, so that a
+start meets it whole or not at all. Needs the standard library only. The secret and every foreign file stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+sys.path.insert(0, str(ROOT))
+
+from inference_api.config import Settings  # noqa: E402
+from inference_api.errors import SettingError  # noqa: E402
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_KEYS = {"format_version", "facts", "files"}
+
+# What model_image.replacing and prepare name their temporary folders: the image's name, and tempfile's 8 characters.
+_HALF_FINISHED = re.compile(r".+\.partial-[a-z0-9_]{8}(-[a-z0-9_]{8}|\.old)?")
+# debug_log: one file a process, the fuller one before it, and the stack of a backend that died.
+_DEBUG_LOG = re.compile(r"stack_trace|(frontend|backend)-.+\.jsonl(\.1)?")
+_OUR_PROGRAM = re.compile(r"inference_api\.[a-z_.]+|(.*/)?(_mock_)?inference_api_server\.py")
+_HUB_ENTRY = re.compile(r"(models--.+|\.locks|version\.txt|CACHEDIR\.TAG)")
+
+
+class CleanError(Exception):
+    """End the run with one line that says what is in the way and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to remove: a path whose every part below the cache root is no symbolic link."""
+
+    path: Path
+    what: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """What there is in a cache root: what is ours, and what stays."""
+
+    items: list[Item] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+
+    def sort(self, path: Path, what: str, *, ours: bool) -> None:
+        """Put a path with the items or with what is kept."""
+        if ours:
+            self.items.append(Item(path, what))
+        else:
+            self.kept.append(path)
+
+
+def find_items(settings: Settings, *, everything: bool) -> Findings:
+    """List what a start can make again; with `everything` the downloads and this checkout's .venv too."""
+    cache = settings.cache_path
+    own_folders = {"tti_cache": "saved image", "tvm_cache": "compiled artefact", "debug_logs": "debug log"}
+    findings = Findings()
+    for path in _entries(cache):
+        if _HALF_FINISHED.fullmatch(path.name):
+            findings.sort(path, "half-finished", ours=_is_folder(path))
+        elif path.name in own_folders:
+            _find_inside(path, own_folders[path.name], findings)
+        elif path.name == "hf_cache":
+            if everything:
+                _find_downloads(path, findings)
+        elif path.name != "jwt_secret":
+            findings.sort(path, "model image", ours=is_image(path))
+    if everything:
+        # A run that was killed leaves its renamed folder; pyvenv.cfg marks a virtual environment (PEP 405).
+        for path in [VENV, *sorted(ROOT.glob(".venv.partial-*"))]:
+            if _is_folder(path) and (path != VENV or (path / "pyvenv.cfg").is_file()):
+                findings.items.append(Item(path, "virtual environment"))
+    return findings
+
+
+def _find_inside(folder: Path, what: str, findings: Findings) -> None:
+    """Look into one of our folders; a symbolic link in its place is not ours and is not entered."""
+    if not _is_folder(folder):
+        findings.kept.append(folder)
+        return
+    for path in _entries(folder):
+        if what == "debug log":
+            ours = _DEBUG_LOG.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
+        else:
+            ours = is_image(path) or (_is_folder(path) and _HALF_FINISHED.fullmatch(path.name) is not None)
+        findings.sort(path, what, ours=ours)
+
+
+def _find_downloads(folder: Path, findings: Findings) -> None:
+    """Take what huggingface_hub lays out: a folder a model, its locks and its marker files."""
+    if not _is_folder(folder):
+        findings.kept.append(folder)
+        return
+    for path in _entries(folder):
+        ours = _HUB_ENTRY.fullmatch(path.name) is not None and not path.is_symlink()
+        findings.sort(path, "hub download", ours=ours)
+
+
+def is_image(path: Path) -> bool:
+    """Tell whether a folder is a model image of ours, with nothing in it that its manifest does not name."""
+    if not _is_folder(path) or (path / MANIFEST_FILE).is_symlink():
+        return False
+    try:
+        manifest = json.loads((path / MANIFEST_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(manifest, dict) or manifest.keys() != MANIFEST_KEYS or not isinstance(manifest["files"], dict):
+        return False
+    named = {*manifest["files"], MANIFEST_FILE}
+    return all(file.relative_to(path).as_posix() in named for file in path.rglob("*") if not _is_folder(file))
+
+
+def size_bytes(path: Path) -> int:
+    """Return the bytes that removing `path` frees: a file that has another name elsewhere frees nothing."""
+    num_names: dict[tuple[int, int], int] = {}
+    total = 0
+    for file in [path, *path.rglob("*")] if _is_folder(path) else [path]:
+        status = file.lstat()
+        if stat.S_ISREG(status.st_mode):
+            key = (status.st_dev, status.st_ino)
+            num_names[key] = num_names.get(key, 0) + 1
+            total += status.st_size if num_names[key] == status.st_nlink else 0
+    return total
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder that is first renamed out of the way; raises OSError."""
+    if not _is_folder(path):
+        path.unlink()
+        return
+    aside = path
+    if not _HALF_FINISHED.fullmatch(path.name):
+        # The name of a half-finished folder, which the next start and the next run sweep if this one is killed.
+        aside = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+        path.rename(aside)
+    shutil.rmtree(aside)
+
+
+@contextlib.contextmanager
+def locked(settings: Settings, *, everything: bool) -> Iterator[None]:
+    """Hold the lock that `prepare` takes; raise CleanError while a model is prepared or a service runs."""
+    cache = settings.cache_path
+    descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CleanError(f"a model is being prepared in {cache}; wait until that start is done") from None
+        refuse_users(settings, everything=everything)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_users(settings: Settings, *, everything: bool) -> None:
+    """Raise CleanError for a service that uses what would go: by its lock and its image's link, or by its process."""
+    cache = settings.cache_path.resolve()
+    for run_dir in {settings.run_path, *Path(tempfile.gettempdir()).glob(f"inference_api-{os.getuid()}-*")}:
+        link = run_dir / settings.image_link.name
+        if _is_held(run_dir / "lock") and link.is_symlink() and link.resolve().is_relative_to(cache):
+            raise CleanError(f"a service runs on {settings.cache_path} (run folder {run_dir}); stop it first")
+    for process, words, environ in _processes():
+        if not any(_OUR_PROGRAM.fullmatch(word) for word in words):
+            continue
+        if everything and words[0].startswith(f"{VENV}/"):
+            raise CleanError(f"a service runs from {VENV} (process {process}); stop it first")
+        # A process with wrong settings is about to end.
+        with contextlib.suppress(SettingError):
+            if Settings.from_environ(environ).cache_path.resolve() == cache:
+                raise CleanError(f"a service runs on {settings.cache_path} (process {process}); stop it first")
+
+
+def _processes() -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Yield the id, the command line and the first environment of every process that this user may look into."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+            lines = os.fsdecode((process / "environ").read_bytes()).split("\0")
+        except OSError:
+            continue  # it has just ended, or belongs to somebody else
+        pairs = [line.partition("=") for line in lines if line]
+        yield process.name, words, {name: text for name, _, text in pairs}
+
+
+def _is_held(lock: Path) -> bool:
+    """Tell whether a living service holds this lock; the kernel drops it when the service ends in any way."""
+    try:
+        with lock.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_folder(path: Path) -> bool:
+    """Tell whether a path is a folder itself, not a symbolic link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+
+
+def clean(settings: Settings, *, everything: bool, dry_run: bool) -> None:
+    """Remove, or with `dry_run` only list, what there is; raises CleanError and OSError."""
+    findings = find_items(settings, everything=everything)
+    total = 0
+    for item in findings.items:
+        size = size_bytes(item.path)
+        total += size
+        print(f"{'would remove' if dry_run else 'removed'}  {item.what}  {item.path}  {_shown(size)}")
+        if not dry_run:
+            remove(item.path)
+    for path in findings.kept:
+        print(f"kept, not ours  {path}")
+    tense = "would be " if dry_run else ""
+    print(
+        f"{len(findings.items)} {tense}removed, {_shown(total)} {tense}freed" if findings.items else "nothing to remove"
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CleanError(f"{message}; see --help")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run once; return 0, or 1 after one line on standard error."""
+    parser = _Parser(prog="scripts/clean", description="Remove what a start makes again from the cache root.")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument("--all", action="store_true", help="the hub's downloads in the cache and .venv too")
+    try:
+        options = parser.parse_args(arguments)
+        settings = Settings.from_environ()
+        with contextlib.ExitStack() as stack:
+            if not options.dry_run and settings.cache_path.is_dir():
+                stack.enter_context(locked(settings, everything=options.all))
+            clean(settings, everything=options.all, dry_run=options.dry_run)
+    except (CleanError, SettingError) as fault:
+        print(f"ERROR: {fault}", file=sys.stderr)
+        return 1
+    except OSError as fault:
+        print(f"ERROR: {fault.filename or 'the cache'} cannot be cleaned: {fault.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

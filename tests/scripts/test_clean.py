@@ -1,0 +1,214 @@
+"""Check scripts/clean as it is used: what it removes from a cache root, what it leaves, and when it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inference_api.model_image import FORMAT_VERSION, build_mock_image
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "clean"
+
+
+def run(cache: Path, *arguments: str, script: Path = SCRIPT, **environ: str) -> subprocess.CompletedProcess[str]:
+    given = {"PATH": os.environ["PATH"], "SERVE_PYTHON": sys.executable, "INFERENCE_API_CACHE_DIR": str(cache)}
+    command = [str(script), *arguments]
+    return subprocess.run(command, env={**given, **environ}, capture_output=True, text=True, timeout=30, check=False)
+
+
+@contextlib.contextmanager
+def living_process(python: Path, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that looks like a supervisor to whoever reads its command line, until the block ends."""
+    command = [python, "-c", "import sys; sys.stdin.read()", "-m", "inference_api.supervisor"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:
+        yield process
+        process.communicate()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Return a cache root with something of everything, ours and a user's."""
+    cache = tmp_path / "cache"
+    build_mock_image(cache)
+    build_mock_image(cache / "tti_cache")
+    for folder in ("debug_logs", "hf_cache/models--a--b/blobs", "smollm-0123-v1.partial-ab12cd34", "notes"):
+        (cache / folder).mkdir(parents=True)
+        (cache / folder / "file").write_text("x")
+    (cache / "debug_logs" / "backend-7000-41.jsonl").write_text("{}")
+    (cache / "debug_logs" / "file").rename(cache / "debug_logs" / "stack_trace")
+    (cache / "jwt_secret").write_text("s" * 64)
+    (cache / "thesis.txt").write_text("years of work")
+    return cache
+
+
+def test_what_a_start_makes_again_goes_and_everything_else_stays(cache: Path) -> None:
+    ended = run(cache)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()} == {
+        "hf_cache/models--a--b/blobs/file",
+        "jwt_secret",
+        "notes/file",
+        "thesis.txt",
+    }
+    assert f"removed  model image  {cache}/mock-v{FORMAT_VERSION}  " in ended.stdout
+    assert f"kept, not ours  {cache}/thesis.txt\n" in ended.stdout
+    assert ended.stdout.splitlines()[-1].startswith("5 removed, ")
+
+
+def test_a_dry_run_says_the_same_and_removes_nothing(cache: Path) -> None:
+    before = sorted(cache.rglob("*"))
+    ended = run(cache, "--dry-run")
+    assert sorted(cache.rglob("*")) == before
+    assert ended.stdout.count("would remove  ") == 5
+    assert ended.stdout.replace("would remove", "removed").replace("would be ", "") == run(cache).stdout
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a copy of what the script needs, with a .venv that may go."""
+    copy = tmp_path / "checkout"
+    for folder in ("scripts", "inference_api"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    (copy / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (copy / ".venv" / "pyvenv.cfg").write_text("home = x")
+    (copy / ".venv.partial-ab12cd34").mkdir()
+    return copy
+
+
+def test_all_takes_downloads_and_environment_too_and_still_nothing_foreign(cache: Path, checkout: Path) -> None:
+    (cache / "hf_cache" / "mine.txt").write_text("x")
+    ended = run(cache, "--all", script=checkout / "scripts" / "clean")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(path.name for path in (cache / "hf_cache").iterdir()) == ["mine.txt"]
+    assert sorted(path.name for path in checkout.iterdir()) == ["inference_api", "scripts"]
+    assert (cache / "jwt_secret").is_file()
+
+
+def test_an_environment_that_a_service_runs_from_stays(cache: Path, checkout: Path, tmp_path: Path) -> None:
+    with living_process(checkout / ".venv" / "bin" / "python", CACHE_ROOT=str(tmp_path / "another")) as process:
+        ended = run(cache, "--all", script=checkout / "scripts" / "clean")
+    assert ended.returncode == 1
+    text = f"ERROR: a service runs from {checkout / '.venv'} (process {process.pid}); stop it first\n"
+    assert ended.stderr == text
+    assert (checkout / ".venv" / "pyvenv.cfg").is_file() and (cache / "debug_logs").is_dir()
+
+
+def test_a_downloads_folder_elsewhere_is_not_touched(cache: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "hub" / "models--c--d"
+    elsewhere.mkdir(parents=True)
+    assert run(cache, HF_CACHE=str(elsewhere.parent)).returncode == 0
+    assert elsewhere.is_dir()
+
+
+def test_an_image_with_a_users_file_in_it_is_kept(cache: Path) -> None:
+    added = cache / f"mock-v{FORMAT_VERSION}" / "notes.txt"
+    added.write_text("x")
+    ended = run(cache)
+    assert added.is_file()
+    assert f"kept, not ours  {added.parent}\n" in ended.stdout
+
+
+def test_a_folder_with_a_manifest_of_another_program_is_kept(cache: Path) -> None:
+    other = cache / "other-v1"
+    other.mkdir()
+    (other / "manifest.json").write_text('{"name": "an extension", "files": {}}')
+    run(cache)
+    assert other.is_dir()
+
+
+def test_no_symbolic_link_is_followed(cache: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    image = build_mock_image(outside)
+    (cache / "tvm_cache").symlink_to(outside)
+    (cache / "linked-v1").symlink_to(image.path)
+    (cache / "linked-v1.partial-ab12cd34").symlink_to(image.path)
+    (cache / "smollm-0123-v1.partial-ab12cd34" / "link").symlink_to(outside)
+    (cache / "debug_logs" / "frontend-7000-1.jsonl").symlink_to(image.path / "manifest.json")
+    before = sorted(outside.rglob("*"))
+    assert run(cache, "--all", "--dry-run").returncode == 0
+    assert run(cache).returncode == 0
+    assert sorted(outside.rglob("*")) == before
+    assert not (cache / "smollm-0123-v1.partial-ab12cd34").exists()
+    for kept in ("tvm_cache", "linked-v1", "linked-v1.partial-ab12cd34", "debug_logs/frontend-7000-1.jsonl"):
+        assert (cache / kept).is_symlink()
+
+
+def test_a_file_that_lives_elsewhere_too_frees_nothing(tmp_path: Path) -> None:
+    half = tmp_path / "cache" / "big-v1.partial-ab12cd34"
+    half.mkdir(parents=True)
+    (tmp_path / "weights").write_bytes(b"x" * 5 * 2**20)
+    os.link(tmp_path / "weights", half / "model.safetensors")
+    assert run(half.parent).stdout.splitlines()[-1] == "1 removed, 0.0 KiB freed"
+    assert (tmp_path / "weights").stat().st_size == 5 * 2**20
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """Return a run folder whose lock is held, as a running service holds it."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    with (run_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield run_dir
+
+
+def test_a_running_service_on_this_cache_is_left_alone(cache: Path, held: Path) -> None:
+    (held / "model_image").symlink_to(cache / f"mock-v{FORMAT_VERSION}")
+    before = sorted(cache.rglob("*"))
+    ended = run(cache, INFERENCE_API_RUN_DIR=str(held))
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr == f"ERROR: a service runs on {cache} (run folder {held}); stop it first\n"
+    assert sorted(cache.rglob("*")) == before
+
+
+def test_a_running_service_is_found_by_its_process_wherever_its_run_folder_is(cache: Path) -> None:
+    with living_process(Path(sys.executable), CACHE_ROOT=str(cache)) as process:
+        ended = run(cache)
+        assert run(cache, "--dry-run").returncode == 0
+    assert ended.returncode == 1
+    assert ended.stderr == f"ERROR: a service runs on {cache} (process {process.pid}); stop it first\n"
+    assert run(cache).returncode == 0
+
+
+def test_a_service_on_another_cache_is_no_reason_to_refuse(cache: Path, held: Path, tmp_path: Path) -> None:
+    (held / "model_image").symlink_to(tmp_path / "elsewhere")
+    assert run(cache, INFERENCE_API_RUN_DIR=str(held)).returncode == 0
+
+
+def test_a_start_that_prepares_a_model_is_left_alone(cache: Path) -> None:
+    descriptor = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        ended = run(cache)
+    finally:
+        os.close(descriptor)
+    assert ended.returncode == 1
+    assert ended.stderr == f"ERROR: a model is being prepared in {cache}; wait until that start is done\n"
+
+
+@pytest.mark.parametrize("name", ["INFERENCE_API_CACHE_DIR", "CACHE_ROOT", "MODEL_WEKA_DIR"])
+def test_every_name_of_the_cache_root_is_honoured(cache: Path, name: str) -> None:
+    environ = {"PATH": os.environ["PATH"], "SERVE_PYTHON": sys.executable, name: str(cache)}
+    done = subprocess.run([str(SCRIPT)], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].startswith("5 removed")
+
+
+def test_an_empty_or_missing_cache_is_nothing_to_do(tmp_path: Path) -> None:
+    for cache in (tmp_path, tmp_path / "missing"):
+        assert run(cache).stdout == "nothing to remove\n"
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_wrong_option_is_one_line_and_exit_status_1(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--everything")
+    assert (ended.returncode, ended.stderr) == (1, "ERROR: unrecognized arguments: --everything; see --help\n")

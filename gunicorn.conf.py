@@ -23,7 +23,7 @@ wsgi_app = "inference_api_server:create_server()"
 def on_starting(server: Any) -> None:
     """Start the backend before the first worker; a taken port, which gunicorn would try for seconds, is told first."""
     try:
-        refuse_taken_ports(server.cfg.address)
+        refuse_taken_ports(server.cfg.address, reuse_port=server.cfg.reuse_port)
     except SettingError as error:
         sys.exit(f"ERROR: {error}")
     server.backend_only = BackendOnly(mock="_mock_" in server.app.app_uri)

@@ -1,10 +1,12 @@
 """Own the rules of the cache folder for those who write into it: one at a time, room first, faults in one line.
 
-Runs inside `prepare`. Knows folders, locks and disks, not models.
+Runs inside `prepare` and the container's first start; scripts/clean and scripts/doctor ask it for locks. Needs the
+standard library only. Knows folders, locks and disks, not models.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -30,9 +32,12 @@ def one_line_faults(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "free some space (scripts/clean), or set INFERENCE_API_CACHE_DIR to a folder with room"
+        else:
+            advice = "make it writable, or set INFERENCE_API_CACHE_DIR to a folder that is"
         raise ModelError(
-            f"no model image can be made in {cache}: {error.strerror or error}{where}; "
-            "make it writable, or set INFERENCE_API_CACHE_DIR to a folder that is"
+            f"no model image can be made in {cache}: {error.strerror or error}{where}; {advice}"
         ) from error
 
 
@@ -50,3 +55,15 @@ def locked(cache: Path, report: Report) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(file: Path) -> bool:
+    """Tell whether a living process holds the lock on a file that is there; the kernel drops it when that ends."""
+    try:
+        with file.open("r") as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -26,7 +26,6 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
-
 SWITCHES = (
     ("MOCK_MODEL", "engine", "mock"),
     ("FALCON_40B_2LAYER", "layers", 2),
@@ -130,7 +129,10 @@ class Settings:
         0, "INFERENCE_API_PREFILL_CHUNK_TOKENS", doc="Prompt tokens a step beside decoding rows; 0: tuned.", low=0
     )
     watchdog_seconds: float = setting(
-        5.0, "INFERENCE_API_WATCHDOG_SECONDS", doc="A serving backend without a step for so long is killed.", low=0.1
+        5.0,
+        "INFERENCE_API_WATCHDOG_SECONDS",
+        doc="A serving backend without a step for so long is killed; an idle one makes a step a second, so at least 2.",
+        low=2.0,
     )
     grace_seconds: float = setting(
         30.0, "INFERENCE_API_GRACE_SECONDS", doc="Time that running requests get at SIGTERM.", low=0.0
@@ -321,21 +323,18 @@ class Settings:
         return self.cache_path / "debug_logs"
 
 
-def child_environ(settings: Settings, *, secret: bool = True, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment with `settings` and `extra` in it, for a child process.
+def child_environ(settings: Settings, *, secret: bool = True) -> dict[str, str]:
+    """Return this process's environment with `settings` in it, for a child process.
 
-    The proxy's secret is left out, and without `secret` the internal key too: only the child that needs one sees it.
+    The proxy's secret is left out, and without `secret` the server's too: the internal key and Flask's secret.
     """
     hidden = ("JWT_SECRET",) if secret else ("JWT_SECRET", "INTERNAL_AUTH_KEY", *_FLASK_SECRET_NAMES)
     environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **settings.to_environ()}
-    return {**{name: value for name, value in environ.items() if name not in hidden}, **(extra or {})}
+    return {name: value for name, value in environ.items() if name not in hidden}
 
 
 def proxy_environ(settings: Settings) -> dict[str, str]:
-    """Return what the proxy must share with the server behind it: secrets, and limits that have to agree.
-
-    A limit that the environment sets for the proxy itself wins.
-    """
+    """Return the proxy's environment: its secrets, and the server's limits unless it has ones of its own."""
     limits = {
         "PROXY_MAX_BODY_BYTES": str(settings.body_bytes),
         # The server ends a request itself; the proxy only waits a little longer.
@@ -347,12 +346,18 @@ def proxy_environ(settings: Settings) -> dict[str, str]:
     extra["JWT_SECRET"] = jwt_secret() or ""
     if not settings.internal_auth_key:
         extra["INTERNAL_AUTH_KEY_FILE"] = str(settings.key_path)
-    return extra
+    shared = {name: value for name, value in child_environ(settings).items() if name not in _FLASK_SECRET_NAMES}
+    return {**shared, **extra}
 
 
 def proxy_bind() -> str:
     """Return the address that the proxy listens on unless an option says so."""
     return os.environ.get("PROXY_BIND") or "127.0.0.1"
+
+
+def inherits_listeners() -> bool:
+    """Tell whether gunicorn was started with sockets: by its own upgrade (USR2), or by systemd (sd_listen_fds(3))."""
+    return "GUNICORN_FD" in os.environ or os.environ.get("LISTEN_PID") == str(os.getpid())
 
 
 def jwt_secret() -> str | None:
@@ -366,11 +371,9 @@ def colour_wish() -> bool | None:
 
 
 def _is_true(name: str, text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise SettingError(f"{name}={text!r} is not a switch: use 1 or 0.")
+    if text.lower() not in _TRUE | _FALSE:
+        raise SettingError(f"{name}={text!r} is not a switch: use 1 or 0.")
+    return text.lower() in _TRUE
 
 
 def _parse(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
@@ -392,8 +395,6 @@ def _parse(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
     low = -math.inf if meta["low"] is None else meta["low"]
     high = math.inf if meta["high"] is None else meta["high"]
     if not low <= value <= high or math.isinf(value):
-        bounds = (
-            f"{meta['low']} <= {name} <= {meta['high']}" if meta["high"] is not None else f"{meta['low']} <= {name}"
-        )
+        bounds = f"{meta['low']} <= {name}" + (f" <= {meta['high']}" if meta["high"] is not None else "")
         raise SettingError(f"{name}={text} is outside bounds, {bounds}.")
     return value

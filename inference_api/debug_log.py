@@ -103,12 +103,15 @@ class DebugLog:
 
 
 class StackTrace:
-    """The file `stack_trace`: where a backend was when it died. Removed again by a backend that died of nothing."""
+    """The file `stack_trace-<port>`: where a backend was when it died. Removed by a backend that died of nothing.
 
-    def __init__(self, folder: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Open the file and let fatal signals write every thread's frames there. Raises OSError."""
+    A service has a file of its own, for one that ends must not remove the file of another on the same cache root.
+    """
+
+    def __init__(self, folder: Path, port: int, *, now: Callable[[], float] = time.time) -> None:
+        """Open the service's file and let fatal signals write every thread's frames there. Raises OSError."""
         _make_folder(folder)
-        self.path = folder / "stack_trace"
+        self.path = folder / f"stack_trace-{port}"
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_size > MAX_STACK_TRACE_BYTES:
                 self.path.unlink()

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from inference_api.child import Child
-from inference_api.config import Settings, child_environ, proxy_environ
+from inference_api.config import Settings, child_environ, inherits_listeners, proxy_environ
 from inference_api.errors import SettingError
 
 LISTEN_BACKLOG = 2048
@@ -48,12 +48,17 @@ def bind_fronts(settings: Settings, proxy: tuple[str, int] | None, cleanup: cont
         public = bind_port(host, port, "PROXY_BIND, PROXY_PORT", cleanup)
         command = ["-m", "proxy.proxy", "--fd", str(public.fileno()), "--bind", host, "--port", str(port)]
         command += ["--hostname", settings.url]
-        fronts.append(Front("proxy", public, command, child_environ(settings, extra=proxy_environ(settings))))
+        fronts.append(Front("proxy", public, command, proxy_environ(settings)))
     return fronts
 
 
-def refuse_taken_ports(addresses: Sequence[object]) -> None:
-    """Bind gunicorn's own TCP addresses for a moment; raise SettingError for one that cannot be had."""
+def refuse_taken_ports(addresses: Sequence[object], *, reuse_port: bool) -> None:
+    """Bind gunicorn's own TCP addresses for a moment; raise SettingError for one that cannot be had.
+
+    Does nothing where a taken port is no fault: with `reuse_port`, or when gunicorn was handed its sockets.
+    """
+    if reuse_port or inherits_listeners():
+        return
     with contextlib.ExitStack() as cleanup:
         for address in addresses:
             if isinstance(address, tuple):

@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from inference_api import half_finished
 from inference_api.errors import ModelError
 
 FORMAT_VERSION = 1
@@ -166,7 +165,11 @@ def required_bytes(image: ModelImage, num_rows: int, context_tokens: int) -> int
 def verify(path: Path) -> None:
     """Compare every file of an image with its SHA-256. Blocks for a read of all weights. Raises ModelError."""
     for name, record in _read_manifest(path).files.items():
-        if not (path / name).is_file() or file_sha256(path / name) != record.sha256:
+        try:
+            matches = (path / name).is_file() and file_sha256(path / name) == record.sha256
+        except OSError as error:
+            raise ModelError(f"model image {path}: {name} cannot be read: {error.strerror or error}") from error
+        if not matches:
             raise ModelError(f"model image {path} is broken: {name} does not have the SHA-256 of the manifest")
 
 
@@ -175,7 +178,7 @@ def seal(folder: Path, facts: ImageFacts) -> None:
     files = {
         file.relative_to(folder).as_posix(): FileRecord(file.stat().st_size, file_sha256(file))
         for file in sorted(folder.rglob("*"))
-        if file.is_file()
+        if file.is_file() and file.name != half_finished.MARKER_FILE
     }
     manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, facts, files))
     (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
@@ -189,26 +192,30 @@ def write_token_table(folder: Path, token_bytes: Sequence[bytes], special_ids: S
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target` that takes its name at the end; after an exception nothing is left of it.
+    """Yield a folder beside `target` that takes its name at the end; after an exception nothing is left of it.
 
-    The rename is atomic. A whole image that another start has put there meanwhile stays.
+    It is empty but for the marker of a half-finished folder. The rename is atomic. A whole image that another start has
+    put there meanwhile stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.partial-", dir=target.parent))
-    try:
+    with half_finished.beside(target) as folder:
         folder.chmod(0o755)
         yield folder
         if _is_whole(target):
             return
-        if target.exists():
-            aside = folder.with_name(f"{folder.name}.old")
-            target.rename(aside)
-            folder.rename(target)
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            folder.rename(target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if target.is_dir():
+            _set_aside(target)
+        folder.rename(target)
+        half_finished.unmark(target)
+
+
+def _set_aside(target: Path) -> None:
+    """Take a broken image out of the way, under a marked name that the next start sweeps if this one is killed."""
+    aside = half_finished.make(target)
+    broken = aside / target.name
+    target.rename(broken)
+    with suppress(OSError):
+        half_finished.remove(aside)
 
 
 def _is_whole(path: Path) -> bool:

@@ -43,19 +43,22 @@ class ModelVariant:
     def cut(self, config: Any, label: str) -> Any:
         """Return a copy of a parsed transformers config with this variant's number of layers.
 
-        Raises ModelError, naming the model by `label`, if it has fewer.
+        Raises ModelError, naming the model by `label`, if it has fewer, or does not tell how many it has.
         """
-        num_layers = int(config.num_hidden_layers)
+        cut = copy.deepcopy(config)
+        if not self.layers:
+            return cut
+        num_layers = getattr(config, "num_hidden_layers", None)
+        if not isinstance(num_layers, int):
+            raise ModelError(f"model {label!r} has no num_hidden_layers in its config.json, so no layers can be cut")
         if self.layers > num_layers:
             raise ModelError(
                 f"--layers {self.layers} (INFERENCE_API_LAYERS) is outside bounds, 1 <= layers <= {num_layers}: "
                 f"model {label!r} has {num_layers} layers"
             )
-        cut = copy.deepcopy(config)
-        if self.layers:
-            cut.num_hidden_layers = self.layers
-            if getattr(cut, "layer_types", None):
-                cut.layer_types = cut.layer_types[: self.layers]
+        cut.num_hidden_layers = self.layers
+        if getattr(cut, "layer_types", None):
+            cut.layer_types = cut.layer_types[: self.layers]
         return cut
 
 

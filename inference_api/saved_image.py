@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from inference_api import model_image
+from inference_api import half_finished, model_image
 from inference_api.cache_folder import Report, free_disk_bytes, locked, one_line_faults
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage
@@ -60,8 +60,7 @@ class SavedImage:
         cache = self.folder.parent
         with one_line_faults(cache), locked(cache, report):
             self.refuse_existing()
-            for leftover in self.folder.glob(f"{self.path.name}.partial-*"):  # of a save that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
+            half_finished.sweep(self.path)
             self.folder.mkdir(exist_ok=True)
             files = [file for file in sorted(image.path.iterdir()) if file.is_file()]
             needed, free = sum(file.stat().st_size for file in files), free_disk_bytes(self.folder)

@@ -1,6 +1,6 @@
 """Own the chunks of a streamed answer on their way through: check each one's framing and pass it on as it is.
 
-Pure: bytes in at any split, bytes out that are whole chunks again (RFC 9112 section 7.1). A token's chunk leaves as the
+Pure: bytes in at any split, bytes out that are whole chunks again (RFC 9112 section 7.1). An id's chunk leaves as the
 chunk that it was, and those that arrived together leave together; of one that arrives in parts each part leaves as a
 chunk, so that nothing waits. It does not know sockets or what a chunk holds. Chunk extensions and trailers, which the
 server never sends, are faults: nothing unknown is passed on.

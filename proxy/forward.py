@@ -7,6 +7,7 @@ client gets to see; faults leave as `Refusal` before the head and as `AnswerTrun
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -68,28 +69,29 @@ class UpstreamAnswer:
         """Yield the chunks of a chunked answer with their framing, as they come; raise AnswerTruncated.
 
         The last chunk, which has no data, is left out. Reads the socket itself: http.client and the cooperative socket
-        under it cost several times what a token's chunk takes to check and to send.
+        under it cost several times what an id's chunk takes to check and to send.
         """
         relay = ChunkRelay()
-        wait = ReadWait(self._raw.fileno(), self._read_timeout)
-        data = self._take_read_ahead()
         try:
-            while True:
-                whole = relay.feed(data)
-                if whole:
-                    yield whole
-                if relay.ended:
-                    return
-                data = wait.read()
-                if not data:
-                    raise AnswerTruncated("end of file")
+            data = self._take_read_ahead()
+            with contextlib.closing(ReadWait(self._raw.fileno(), self._read_timeout)) as wait:
+                while True:
+                    whole = relay.feed(data)
+                    if whole:
+                        yield whole
+                    if relay.ended:
+                        return
+                    data = wait.read()
+                    if not data:
+                        raise AnswerTruncated("end of file")
         except (OSError, ChunkFault) as fault:
             raise AnswerTruncated(type(fault).__name__) from None
-        finally:
-            wait.close()
 
     def _take_read_ahead(self) -> bytes:
-        """Return the bytes behind the head that http.client has read along with it; never waits for more."""
+        """Return the bytes behind the head that http.client has read along with it; never waits for more.
+
+        Raises OSError when the connection has been reset since.
+        """
         raw: Any = self._raw
         stream = raw._original_response.fp
         # Without time to wait, peek reads what is there; ReadWait does the waiting from here on.

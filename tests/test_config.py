@@ -136,7 +136,7 @@ def test_a_child_sees_the_proxys_secret_only_if_it_is_given_it(monkeypatch: pyte
     environ = child_environ(Settings(rows=7))
     assert "JWT_SECRET" not in environ
     assert (environ["INFERENCE_API_ROWS"], environ["OMP_WAIT_POLICY"]) == ("7", "PASSIVE")
-    assert child_environ(Settings(), extra={"JWT_SECRET": "t"})["JWT_SECRET"] == "t"
+    assert proxy_environ(Settings())["JWT_SECRET"] == "s" * 32
 
 
 def test_only_the_server_and_the_proxy_see_the_internal_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +144,23 @@ def test_only_the_server_and_the_proxy_see_the_internal_key(monkeypatch: pytest.
     assert child_environ(settings)["INTERNAL_AUTH_KEY"] == "k" * 32
     assert "INTERNAL_AUTH_KEY" not in child_environ(settings, secret=False)
     assert "k" * 32 not in repr(settings)
+
+
+@pytest.mark.parametrize("name", ["INFERENCE_API_FLASK_SECRET", "FLASK_SECRET"])
+def test_flasks_secret_is_seen_by_the_server_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "f" * 32)
+    settings = Settings.from_environ()
+    assert settings.flask_secret == "f" * 32
+    assert "f" * 32 in child_environ(settings).values()
+    assert "f" * 32 not in child_environ(settings, secret=False).values()
+    assert "f" * 32 not in proxy_environ(settings).values()
+    assert proxy_environ(settings)["INFERENCE_API_PORT"] == "7000"
+
+
+def test_a_watchdog_that_an_idle_backend_would_set_off_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"2.0 <= INFERENCE_API_WATCHDOG_SECONDS\."):
+        Settings.from_environ({"INFERENCE_API_WATCHDOG_SECONDS": "1.5"})
+    assert Settings.from_environ({"INFERENCE_API_WATCHDOG_SECONDS": "2"}).watchdog_seconds == 2.0
 
 
 def test_the_proxy_gets_the_servers_limits_unless_its_own_are_set(monkeypatch: pytest.MonkeyPatch) -> None:

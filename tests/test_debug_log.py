@@ -88,7 +88,7 @@ def test_files_of_ended_processes_are_removed_but_for_the_newest_and_no_other_fi
         for name in (f"backend-7000-{pid}.jsonl", f"backend-7000-{pid}.jsonl.1"):
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    others = [f"backend-7000-{os.getppid()}.jsonl", f"backend-7001-{ended[-1]}.jsonl", "notes.txt", "stack_trace"]
+    others = [f"backend-7000-{os.getppid()}.jsonl", f"backend-7001-{ended[-1]}.jsonl", "notes.txt", "stack_trace-7000"]
     for name in others:
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1, 1))
@@ -125,10 +125,10 @@ def test_a_folder_that_can_be_written_is_made_and_nothing_is_left_in_it(tmp_path
 
 @pytest.mark.usefixtures("_own_fault_handler")
 def test_a_death_by_exception_leaves_its_frames_and_a_quiet_end_nothing(tmp_path: Path) -> None:
-    trace = StackTrace(tmp_path, now=lambda: 0.0)
+    trace = StackTrace(tmp_path, 7000, now=lambda: 0.0)
     trace.close()
     assert list(tmp_path.iterdir()) == []
-    trace = StackTrace(tmp_path, now=lambda: 0.0)
+    trace = StackTrace(tmp_path, 7000, now=lambda: 0.0)
     try:
         hidden_local = "a-value-of-a-local"
         raise RuntimeError(f"{len(hidden_local)} rows are broken")
@@ -144,20 +144,30 @@ def test_a_death_by_exception_leaves_its_frames_and_a_quiet_end_nothing(tmp_path
 @pytest.mark.usefixtures("_own_fault_handler")
 def test_the_stack_trace_of_earlier_deaths_is_kept_within_bounds(tmp_path: Path) -> None:
     for _ in range(2):
-        trace = StackTrace(tmp_path)
+        trace = StackTrace(tmp_path, 7000)
         trace.write(RuntimeError("again"))
         trace.close()
     assert trace.path.read_text().count("RuntimeError: again") == 2
     trace.path.write_bytes(b"x" * (MAX_STACK_TRACE_BYTES + 1))
-    StackTrace(tmp_path).close()
+    StackTrace(tmp_path, 7000).close()
     assert not trace.path.exists()
+
+
+@pytest.mark.usefixtures("_own_fault_handler")
+def test_a_service_that_ends_leaves_the_file_of_another_on_the_same_cache_root(tmp_path: Path) -> None:
+    other = StackTrace(tmp_path, 7001)
+    StackTrace(tmp_path, 7000).close()
+    other.write(RuntimeError("the other died"))
+    other.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["stack_trace-7001"]
+    assert "the other died" in other.path.read_text()
 
 
 def test_a_hang_and_a_fatal_signal_leave_every_threads_frames(tmp_path: Path) -> None:
     program = """
 import os, pathlib, signal, sys, threading
 from inference_api.debug_log import StackTrace
-trace = StackTrace(pathlib.Path(sys.argv[1]))
+trace = StackTrace(pathlib.Path(sys.argv[1]), 7000)
 trace.expect_step(60.0)
 trace.expect_step(0.05)
 def hang_here():
@@ -166,7 +176,7 @@ hang_here()
 os.kill(os.getpid(), signal.SIGSEGV)
 """
     run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, check=False)
-    text = (tmp_path / "stack_trace").read_text()
+    text = (tmp_path / "stack_trace-7000").read_text()
     assert run.returncode < 0 and b"Fatal" not in run.stderr
     assert "Timeout" in text and "in hang_here" in text
     assert "Fatal Python error: Segmentation fault" in text

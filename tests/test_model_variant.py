@@ -34,3 +34,9 @@ def test_a_cut_changes_a_copy_and_everything_that_counts_layers() -> None:
 def test_more_layers_than_there_are_name_value_and_bound() -> None:
     with pytest.raises(ModelError, match=r"--layers 4 .* is outside bounds, 1 <= layers <= 3: model 'm' has 3 layers"):
         ModelVariant(layers=4).cut(SimpleNamespace(num_hidden_layers=3), "m")
+
+
+def test_a_model_that_does_not_tell_its_layers_cannot_be_cut_and_says_so_in_one_line() -> None:
+    with pytest.raises(ModelError, match=r"^model 'm' has no num_hidden_layers in its config.json[^\n]*$"):
+        ModelVariant(layers=2).cut(SimpleNamespace(hidden_size=8), "m")
+    assert ModelVariant(no_weights=True).cut(SimpleNamespace(hidden_size=8), "m").hidden_size == 8

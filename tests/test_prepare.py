@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quant
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from inference_api import model_source
+from inference_api import half_finished, model_source
 from inference_api.checkpoint import kv_bytes_per_token, stop_ids_of
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage, build_mock_image, byte_level_alphabet, verify
@@ -387,8 +387,8 @@ def test_an_interrupted_prepare_leaves_nothing_half_written_and_the_next_one_wor
 
 def test_what_a_killed_prepare_left_is_swept_by_the_next(checkpoint, tmp_path):
     image = prepare(str(checkpoint), tmp_path / "cache", quiet)
-    leftover = image.path.with_name(f"{image.path.name}.partial-abc")
-    leftover.mkdir()
+    leftover = half_finished.make(image.path)
+    (leftover / "model.safetensors").write_text("x")
     shutil.rmtree(image.path)
     prepare(str(checkpoint), tmp_path / "cache", quiet)
     assert not leftover.exists()

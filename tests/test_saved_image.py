@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from inference_api import model_image, saved_image
+from inference_api import half_finished, model_image, saved_image
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage, build_mock_image
 from inference_api.saved_image import SavedImage
@@ -49,13 +50,32 @@ def test_a_save_that_is_interrupted_leaves_nothing_and_the_next_one_works(
 
 
 def test_what_a_killed_save_left_is_no_image_and_is_swept(image: ModelImage, saved: SavedImage) -> None:
-    leftover = saved.folder / "tiny-v0.partial-abc"
-    leftover.mkdir(parents=True)
+    saved.folder.mkdir(parents=True)
+    leftover = half_finished.make(saved.path)
     (leftover / "manifest.json").write_bytes((image.path / "manifest.json").read_bytes())
     with pytest.raises(ModelError, match="provided tti path does not exist: "):
         saved.load(quiet)
     saved.save(image, quiet)
     assert [path.name for path in saved.folder.iterdir()] == ["tiny-v0"]
+    assert not (saved.path / half_finished.MARKER_FILE).exists()
+
+
+def test_a_file_that_cannot_be_read_is_one_line_that_names_it(image: ModelImage, saved: SavedImage) -> None:
+    saved.save(image, quiet)
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    manifest["files"]["torn"] = {"size_bytes": 0, "sha256": "0" * 64}
+    (saved.path / "manifest.json").write_text(json.dumps(manifest))
+    # A file whose every read fails: nothing is mapped at the address 0 (proc_pid_mem(5)).
+    (saved.path / "torn").symlink_to("/proc/self/mem")
+    with pytest.raises(ModelError, match="torn cannot be read: Input/output error"):
+        saved.load(quiet)
+
+
+def test_a_users_folder_that_is_named_like_a_leftover_stays(image: ModelImage, saved: SavedImage) -> None:
+    mine = saved.folder / "tiny-v0.partial-draft_v2"
+    mine.mkdir(parents=True)
+    saved.save(image, quiet)
+    assert mine.is_dir()
 
 
 def test_a_disk_without_room_is_named_with_both_numbers_and_nothing_is_left(

@@ -65,7 +65,7 @@ class Backend:
         self._inbox = Inbox()
         if settings.backend_debug:
             self._debug_log = DebugLog(settings.debug_logs_path, f"backend-{settings.port}")
-            self._stack_trace = StackTrace(settings.debug_logs_path)
+            self._stack_trace = StackTrace(settings.debug_logs_path, settings.port)
             self._inbox = TracedInbox(self._debug_log)
         self._heartbeat_at = time.monotonic()
         self._reported_at = 0.0

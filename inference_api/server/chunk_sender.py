@@ -15,7 +15,11 @@ _AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class ChunkSender:
-    """Send chunks of a response whose head has been sent. One thread at a time calls; the stream's lock sees to it."""
+    """Send chunks of a response whose head has been sent.
+
+    Invariant: one thread at a time calls. `offer` runs under the stream's lock and only while the stream has a relay;
+    `settle` runs in the request's thread, without the lock, and only when that relay has been taken away.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -1,7 +1,8 @@
 """Turn one session's ids into text, in order, with nothing of a stop sequence and no half character.
 
-Runs in PROCESS 1, in the request's own thread. A Generation frames the session: it watches the client's socket, aborts
-what is left when the response is closed early, and says how it ended. Knows no HTTP status lines or event formats.
+Runs in PROCESS 1, in the request's own thread; while that waits in `relay`, the backend client's thread decodes and
+sends in its stead, never both at once. A Generation frames the session: it watches the client's socket, aborts what is
+left when the response is closed early, and says how it ended. Knows no HTTP status lines or event formats.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Tokenizer:
         self.special_ids = frozenset(entry["id"] for entry in trusted["added_tokens"] if entry["special"])
         self.vocab_size = self._trusted.get_vocab_size()
         self._control_texts = _any_of(self._aliases)
-        self._bytes_of: dict[int, bytes] = {}  # of ids asked for before: two dozen steps a token otherwise
+        self._bytes_of: dict[int, bytes] = {}  # of ids asked for before: two dozen steps an id otherwise
         self._prefix_ids = _leading_special_ids(self._trusted)
         self._decoder_kinds = _decoder_kinds(trusted.get("decoder"))
         if "ByteLevel" in self._decoder_kinds and not self.is_byte_level:

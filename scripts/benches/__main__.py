@@ -6,7 +6,6 @@ status 1, and prints no figures.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
@@ -15,13 +14,14 @@ import time
 from benches.figures import machine
 from benches.service import BenchError
 from inference_api.errors import InferenceApiError
+from inference_api.options import OneLineParser
 
 MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one bench; return the exit status."""
-    parser = argparse.ArgumentParser(prog="bench", description="Measure this service from a client's socket.")
+    """Run one bench; return the exit status. A wrong option or name is one line and status 2."""
+    parser = OneLineParser(prog="scripts/bench", description="Measure this service from a client's socket.")
     parser.add_argument("name", choices=MODULES, help="what to measure")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", dest="size", action="store_const", const="quick", help="about a minute")

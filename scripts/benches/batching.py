@@ -7,7 +7,6 @@ difference is what refilling rows between steps is worth.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -22,38 +21,27 @@ from benches.real_model import (
     running_model,
 )
 from benches.service import Target
-from benches.workload import MIXED, SHORT, TINY, Job, Lengths, make_jobs
+from benches.workload import SIZES, Job, make_jobs
 
+ROUNDS = {"full": 2, "quick": 1, "tiny": 1}
+"""How often each way runs, by size."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Size:
-    """How much a run measures: jobs, how many of them one at a time, repeats, and their lengths."""
-
-    num_jobs: int
-    num_jobs_alone: int
-    rounds: int
-    lengths: Lengths
-
-
-SIZES = {
-    "full": Size(num_jobs=64, num_jobs_alone=4, rounds=2, lengths=MIXED),
-    "quick": Size(num_jobs=64, num_jobs_alone=4, rounds=1, lengths=SHORT),
-    "tiny": Size(num_jobs=3, num_jobs_alone=1, rounds=1, lengths=TINY),
-}
+NUM_JOBS_ALONE = {"full": 4, "quick": 4, "tiny": 1}
+"""How many of the jobs run one at a time, by size."""
 
 
 def run(size_name: str) -> dict[str, object]:
-    """Run each way `rounds` times in turns; return the figures."""
-    size = SIZES[size_name]
+    """Run each way in turns, as often as the size says; return the figures."""
+    size, rounds = SIZES[size_name], ROUNDS[size_name]
     jobs = make_jobs(size.num_jobs, size.lengths, load_tokenizer(prepare_image()))
     ways: dict[str, tuple[Callable[[Target, Sequence[Job]], Batch], Sequence[Job]]] = {
         "continuous": (_continuous, jobs),
         "static_32": (_static, jobs),
-        "one_at_a_time": (_one_at_a_time, jobs[: size.num_jobs_alone]),
+        "one_at_a_time": (_one_at_a_time, jobs[: NUM_JOBS_ALONE[size_name]]),
     }
     batches: dict[str, list[Batch]] = {name: [] for name in ways}
     with running_model({}) as service:
-        for _ in range(size.rounds):
+        for _ in range(rounds):
             for name, (serve, its_jobs) in ways.items():
                 batch = serve(service.direct, its_jobs)
                 batches[name].append(batch)
@@ -62,7 +50,7 @@ def run(size_name: str) -> dict[str, object]:
     return {
         "prompt_tokens": size.lengths.prompt,
         "answer_tokens": size.lengths.answer,
-        "rounds": size.rounds,
+        "rounds": rounds,
         **{name: _summarize(runs) for name, runs in batches.items()},
         "continuous_over_static": round(rates["continuous"] / rates["static_32"], 2),
         "continuous_over_one_at_a_time": round(rates["continuous"] / rates["one_at_a_time"], 2),

@@ -1,6 +1,7 @@
 """Run the engine alone: the backend's own scheduler, decode loop and engine in one process, with no socket and no HTTP.
 
-Runs as a child of the `http` bench. Each line on stdin is a JSON list of jobs as [token_ids, max_tokens]; the answer is
+Runs as a child of the `http` bench, in the environment of the service beside it, so that rows, context and threads are
+the same. Each line on stdin is a JSON list of jobs as [token_ids, max_tokens]; the answer is
 a line [tokens, seconds] on stdout. 32 users submit in turns as they do over HTTP: who has an end submits the next job.
 """
 
@@ -72,7 +73,7 @@ class Users:
 
 def main() -> int:
     """Load the engine, say so with an empty line, then answer each line of stdin until it ends."""
-    settings = Settings.from_environ({**SETTINGS})
+    settings = Settings.from_environ()
     image = ModelImage.open(Path(sys.argv[1]))
     context_tokens = min(settings.context_tokens, image.context_tokens)
     engine = load_engine(settings, image, context_tokens)

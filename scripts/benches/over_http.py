@@ -25,37 +25,24 @@ from benches.real_model import (
     run_jobs,
     running_model,
 )
-from benches.service import STOP_SECONDS, BenchError
-from benches.workload import MIXED, SHORT, TINY, Job, Lengths, make_jobs
+from benches.service import STOP_SECONDS, BenchError, service_environ
+from benches.workload import SIZES, Job, make_jobs
 from inference_api.server.tokenizer import Tokenizer
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Size:
-    """How much a run measures: jobs, repeats, and their lengths."""
-
-    num_jobs: int
-    rounds: int
-    lengths: Lengths
-
-
-SIZES = {
-    "full": Size(num_jobs=64, rounds=3, lengths=MIXED),
-    "quick": Size(num_jobs=64, rounds=2, lengths=SHORT),
-    "tiny": Size(num_jobs=3, rounds=1, lengths=TINY),
-}
+ROUNDS = {"full": 3, "quick": 2, "tiny": 1}
+"""How often both sides run, by size."""
 
 
 def run(size_name: str) -> dict[str, object]:
-    """Run both `rounds` times in turns; return the rates and the median of the rounds' ratios."""
-    size = SIZES[size_name]
+    """Run both several times in turns; return the rates and the median of the rounds' ratios."""
+    size, rounds = SIZES[size_name], ROUNDS[size_name]
     image = prepare_image()
     tokenizer = load_tokenizer(image)
     jobs = make_jobs(size.num_jobs, size.lengths, tokenizer)
     over_http: list[Batch] = []
     in_process: list[Batch] = []
     with running_model(SETTINGS) as service, _EngineAlone.started(image, tokenizer) as alone:
-        for _ in range(size.rounds):
+        for _ in range(rounds):
             over_http.append(run_jobs(service.direct, jobs, NUM_USERS))
             in_process.append(alone.run(jobs))
             rates = over_http[-1].tokens_per_second, in_process[-1].tokens_per_second
@@ -66,7 +53,7 @@ def run(size_name: str) -> dict[str, object]:
         "prompt_tokens": size.lengths.prompt,
         "answer_tokens": size.lengths.answer,
         "requests_a_round": size.num_jobs,
-        "rounds": size.rounds,
+        "rounds": rounds,
         "prefill_chunk_tokens": PREFILL_CHUNK_TOKENS,
         "http_tokens_per_second": median([batch.tokens_per_second for batch in over_http]),
         "in_process_tokens_per_second": median([batch.tokens_per_second for batch in in_process]),
@@ -89,7 +76,8 @@ class _EngineAlone:
     def started(cls, image: Path, tokenizer: Tokenizer) -> Iterator[_EngineAlone]:
         """Run the child until the block ends; blocks until its engine is warm."""
         command = [sys.executable, "-m", "benches.in_process", str(image)]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe, environ = subprocess.PIPE, service_environ(SETTINGS)
+        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True)
         try:
             if process.stdin is None or process.stdout is None or not process.stdout.readline():
                 raise BenchError("the engine alone did not start; its message stands above")

@@ -24,6 +24,7 @@ from pathlib import Path
 import jwt
 
 from benches.figures import ROOT
+from inference_api.config import SWITCHES, Settings
 
 POLL_SECONDS = 0.02
 STOP_SECONDS = 15.0
@@ -93,7 +94,7 @@ def running_service(
     direct, proxy_port = Target(free_port()), free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         environ = {
-            **_inherited_environ(),
+            **service_environ({}),
             "INFERENCE_API_PORT": str(direct.port),
             "INFERENCE_API_RUN_DIR": f"{folder}/run",
             "INFERENCE_API_INSECURE_DEV": "1",
@@ -112,7 +113,7 @@ def running_service(
 def running_wsgi(application: str, settings: Mapping[str, str]) -> Iterator[Target]:
     """Run a WSGI application under the service's own gunicorn settings until the block ends."""
     target = Target(free_port())
-    environ = {**_inherited_environ(), "INFERENCE_API_PORT": str(target.port), **settings}
+    environ = service_environ({"INFERENCE_API_PORT": str(target.port), **settings})
     command = ["-m", "gunicorn", "--config", "python:inference_api.server.gunicorn_settings", application]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         log = Path(folder) / "log"
@@ -129,20 +130,20 @@ def make_bearer(secret: str) -> str:
     return bearer
 
 
-def _inherited_environ() -> dict[str, str]:
-    """Return this environment without settings of the service, but for the model's: a bench says what it runs."""
-    ours = (
-        "INFERENCE_API_",
-        "INTERNAL_AUTH_",
-        "PROXY_",
-        "JWT_",
-        "SERVICE_",
-        "FALCON_40B_",
-        "MOCK_MODE",
-        "INSECURE_DEV",
-    )
-    kept = ("INFERENCE_API_CACHE_DIR", "INFERENCE_API_HF_CACHE", "INFERENCE_API_MODEL")
-    return {name: text for name, text in os.environ.items() if name in kept or not name.startswith(ours)}
+def service_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of what is measured: `settings`, and of the caller's own only where the model is.
+
+    Whatever else a service reads is left out, under every name it has: a bench says what it runs.
+    """
+    names = {field.name: set(field.metadata["names"]) for field in dataclasses.fields(Settings)}
+    kept = set().union(*(names[field] for field in ("model", "cache_dir", "hf_cache")))
+    dropped = set().union(*names.values(), (name for name, _, _ in SWITCHES)) - kept
+    inherited = {
+        name: text
+        for name, text in environ.items()
+        if name in kept or not (name in dropped or name.startswith(("INFERENCE_API_", "PROXY_", "JWT_")))
+    }
+    return {**inherited, **settings}
 
 
 @contextlib.contextmanager

@@ -33,6 +33,17 @@ TINY = Lengths(prompt=(4, 8), answer=(2, 4))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """How much a bench of the real model sends: jobs, and their lengths."""
+
+    num_jobs: int
+    lengths: Lengths
+
+
+SIZES = {"full": Size(64, MIXED), "quick": Size(64, SHORT), "tiny": Size(3, TINY)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """One generation to ask for: greedy, so that only the lengths vary."""
 

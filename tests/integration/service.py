@@ -117,6 +117,13 @@ class Service:
         """GET from the server."""
         return requests.get(self.url + path, timeout=30, **options)
 
+    def is_healthy(self) -> bool:
+        """Tell whether /health says 200; False while nobody listens."""
+        try:
+            return self.get("/health").status_code == 200
+        except OSError:
+            return False
+
     def rows(self) -> dict[str, Any]:
         """Return the answer of /rows."""
         answer: dict[str, Any] = self.get("/rows").json()

@@ -17,7 +17,7 @@ from tests.integration.service import SLOW_START, Service, in_parallel, new_requ
 
 END_SECONDS = 2.0
 RECOVERY_SECONDS = 5.0
-WATCHDOG_SECONDS = 1.5
+WATCHDOG_SECONDS = 2.0
 LONG = {"text": "x", "max_tokens": 2000}
 FAULTS = "nan:Q1234,error:BROKEN,crash:CRASH,hang:HANG"
 

@@ -25,17 +25,9 @@ def running_gunicorn(**environ: str) -> Iterator[Service]:
     command = [sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py", MOCK_APP]
     settings = {**SLOW_START, "INFERENCE_API_MOCK_TOKENS_PER_SECOND": "40", **environ}
     with running_command(command, settings) as service:
-        wait_for(lambda: is_healthy(service) or service.process.poll() is not None, 20.0, "health")
+        wait_for(lambda: service.is_healthy() or service.process.poll() is not None, 20.0, "health")
         assert service.process.poll() is None, service.log.read_text()
         yield service
-
-
-def is_healthy(service: Service) -> bool:
-    """Tell whether /health says 200; False while nobody listens."""
-    try:
-        return service.get("/health").status_code == 200
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -66,10 +58,10 @@ def test_a_killed_worker_and_a_killed_backend_are_replaced() -> None:
     with running_gunicorn() as service:
         (worker,), backend = service.worker_pids, service.backend_pid
         os.kill(worker, signal.SIGKILL)
-        wait_for(lambda: service.worker_pids not in ([], [worker]) and is_healthy(service), 10.0, "a new worker")
+        wait_for(lambda: service.worker_pids not in ([], [worker]) and service.is_healthy(), 10.0, "a new worker")
         assert service.backend_pid == backend
         os.kill(backend, signal.SIGKILL)
-        wait_for(lambda: backend not in service.pids() and is_healthy(service), STOP_SECONDS, "a new backend")
+        wait_for(lambda: backend not in service.pids() and service.is_healthy(), STOP_SECONDS, "a new backend")
         assert service.ask("/inference/mock", {"text": "x", "max_tokens": 2}) == "12"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import time
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ import pytest
 from proxy.auth import verify_assertion
 from tests.integration.echo_upstream import Exchange, ScriptedUpstream
 from tests.integration.proxy_process import AUTHORIZATION, INTERNAL_KEY, ProxyProcess, RawClient, seconds_since
+from tests.integration.service import wait_for
 
 # Three bytes each in UTF-8 (CJK), four (emoji), two, one.
 MIXED_TEXT = "日本語😀é text 한국어🧪".encode()
@@ -198,6 +201,21 @@ def test_an_upstream_that_dies_in_the_stream_leaves_no_last_chunk(
     exchange.send_chunk(b"x")
     exchange.close()
     assert client.read_to_end() == b"1\r\nx\r\n"
+
+
+def test_an_upstream_that_resets_after_the_head_is_told_of_and_leaves_no_last_chunk(
+    client: RawClient, upstream: ScriptedUpstream, proxy: ProxyProcess
+) -> None:
+    num_lines = len(proxy.lines)
+    client.request("POST", "/inference/m", body=b"{}")
+    exchange = upstream.accept()
+    exchange.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    exchange.start_stream()
+    exchange.close()
+    assert client.read_head()[0] == 200
+    assert client.read_to_end() == b""
+    text = "answer given up: upstream stopped in the middle (ConnectionResetError)"
+    wait_for(lambda: any(text in line for line in proxy.lines[num_lines:]), 2.0, "the proxy's warning")
 
 
 def test_an_upstream_that_goes_silent_in_the_stream_leaves_no_last_chunk(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +14,12 @@ from pathlib import Path
 from tests.integration.raw_http import RawStream
 from tests.integration.service import (
     SLOW_START,
+    Service,
     cpu_seconds,
     in_parallel,
     new_request_id,
     resident_bytes,
+    running_command,
     running_service,
     wait_for,
 )
@@ -31,6 +35,20 @@ RECEIVE_BYTES = 4096
 MIN_UNSENT_BYTES = 256 << 10
 MAX_GROWTH_BYTES = 16 << 20
 """Far below what the stalled clients have not read: 6 MB each, and as much again as text in the process."""
+
+SMALLEST_BYTES = 1
+"""Asked for as a buffer's size, this gives the smallest that the kernel grants (socket(7)); accept(2) inherits it."""
+
+GUNICORN_WITH_SMALL_BUFFERS = """
+import os, socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(sys.argv[1]))
+listener.set_inheritable(True)
+print("listening on", listener.getsockname()[1], flush=True)
+command = [sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py", "--bind", f"fd://{listener.fileno()}"]
+os.execv(sys.executable, [*command, "_mock_inference_api_server:create_test_server()"])
+"""
+PORT_LINE = re.compile(r"^listening on (\d+)$", re.MULTILINE)
 
 
 def test_two_slow_streams_run_to_their_end_while_32_requests_wait_for_nothing() -> None:
@@ -93,6 +111,38 @@ def test_clients_that_never_read_slow_nobody_down_and_hold_bounded_memory() -> N
         assert answer.endswith(b'event: close\ndata: {"message": "Connection closed"}\n\n')
 
 
+def test_a_client_that_reads_late_gets_every_byte_of_a_raw_stream_and_slows_nobody_down() -> None:
+    num_tokens = 2000
+    command = [sys.executable, "-c", GUNICORN_WITH_SMALL_BUFFERS, str(SMALLEST_BYTES)]
+    with (
+        running_command(command, {"INFERENCE_API_MOCK_TOKENS_PER_SECOND": "6400"}) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        wait_for(lambda: PORT_LINE.search(service.log.read_text()), 10.0, "a port")
+        service.port = int(PORT_LINE.findall(service.log.read_text())[0])
+        wait_for(lambda: is_healthy(service), 20.0, "health")
+        undisturbed = timed_answers(service.port)
+        ids = [new_request_id() for _ in range(NUM_STALLED)]
+        body = {"text": "x", "max_tokens": num_tokens}
+        stalled = [
+            stack.enter_context(
+                RawStream(service.port, "/inference/mock", body, {"Request-Id": rid}, receive_bytes=SMALLEST_BYTES)
+            )
+            for rid in ids
+        ]
+        for request_id in ids:
+            wait_for(lambda rid=request_id: service.view(rid)["state"] == "finished", 20.0, "an end of its row")  # type: ignore[misc]
+        assert unsent_bytes(service.port) > NUM_STALLED * 100
+        assert timed_answers(service.port) < 3 * undisturbed + 0.25
+        for stream in stalled:
+            assert stream.read_all() == (b"1234567890" * (num_tokens // 10))
+            assert stream.whole
+            # Single ids for as long as the socket took them, then in one piece what had come meanwhile.
+            sizes = [len(chunk.data) for chunk in stream.chunks]
+            assert sizes[0] == 1 and statistics.median(sizes) < 10
+            assert max(sizes) == sizes[-1] > 100, sizes
+
+
 def cpu_share(pid: int) -> float:
     """Return the share of one processor that a process uses, measured over MEASURED_SECONDS."""
     used = cpu_seconds(pid)
@@ -104,6 +154,13 @@ def unsent_bytes(port: int) -> int:
     """Return how many bytes wait in the kernel for the readers of a port's connections (proc_net_tcp, tx_queue)."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(fields[4].partition(":")[0], 16) for fields in lines if fields[1].endswith(f":{port:04X}"))
+
+
+def is_healthy(service: Service) -> bool:
+    """Tell whether /health says 200; False while nobody serves."""
+    with contextlib.suppress(OSError):
+        return service.get("/health").status_code == 200
+    return False
 
 
 def timed_answers(port: int) -> float:

@@ -55,17 +55,9 @@ def running_model(folder: Path, command: list[str], **environ: str) -> Iterator[
     settings: dict[str, Any] = {"INFERENCE_API_CACHE_DIR": str(folder / "cache"), "INFERENCE_API_ROWS": "2", **environ}
     with running_command(command, settings, own_cache=False) as service:
         log, process = service.log, service.process
-        wait_for(lambda: is_healthy(service) or process.poll() is not None, START_SECONDS[False], "health")
+        wait_for(lambda: service.is_healthy() or process.poll() is not None, START_SECONDS[False], "health")
         assert process.poll() is None, log.read_text()
         yield service
-
-
-def is_healthy(service: Service) -> bool:
-    """Tell whether /health says 200; False while nobody listens."""
-    try:
-        return service.get("/health").status_code == 200
-    except OSError:
-        return False
 
 
 def test_the_server_file_streams_what_two_layers_answer_and_gunicorn_does_so_from_the_saved_image(

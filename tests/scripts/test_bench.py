@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from inference_api.config import SWITCHES, Settings
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"samples", "p50", "max"}
@@ -93,7 +97,50 @@ def test_a_service_that_does_not_come_up_is_one_line_and_no_figures(tmp_path: Pa
     assert "ERROR: " in ran.stderr
 
 
-def test_an_unknown_bench_is_refused() -> None:
-    ran = run_bench("nonsense")
-    assert ran.returncode == 2
-    assert "frontend" in ran.stderr
+@pytest.mark.parametrize(("argument", "named"), [("nonsense", "frontend"), ("--frobnicate", "name")])
+def test_an_unknown_bench_or_option_is_one_line(argument: str, named: str) -> None:
+    ran = run_bench(argument)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("ERROR: ") and named in line and line.endswith("; see scripts/bench --help")
+
+
+@pytest.fixture
+def benches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the package importable as scripts/bench makes it."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+
+
+@pytest.mark.usefixtures("benches")
+def test_no_setting_of_the_caller_reaches_what_is_measured_but_where_the_model_is() -> None:
+    service = importlib.import_module("benches.service")
+    names = {name for field in dataclasses.fields(Settings) for name in field.metadata["names"]}
+    names |= {name for name, _, _ in SWITCHES} | {"PROXY_REQUESTS_PER_MINUTE", "JWT_SECRET", "JWT_POLICY_FILE"}
+    names |= {"INFERENCE_API_NO_SUCH_SETTING"}
+    left = service.service_environ({"LOG_FORMAT": "text"}, {"PATH": "/bin", **dict.fromkeys(names, "1")})
+    assert left.keys() == {
+        "PATH",
+        "LOG_FORMAT",
+        *("INFERENCE_API_MODEL", "INFERENCE_API_CACHE_DIR", "CACHE_ROOT", "MODEL_WEKA_DIR"),
+        *("INFERENCE_API_HF_CACHE", "HF_CACHE", "HF_HUB_CACHE"),
+    }
+    assert left["LOG_FORMAT"] == "text"
+
+
+@pytest.mark.usefixtures("benches")
+def test_the_engine_alone_gets_the_settings_of_the_service_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    over_http = importlib.import_module("benches.over_http")
+    monkeypatch.setenv("FALCON_40B_2LAYER", "1")
+    monkeypatch.setenv("INFERENCE_API_ROWS", "3")
+    given: list[dict[str, str]] = []
+
+    def start(_command: list[str], *, env: dict[str, str], **_more: object) -> None:
+        given.append(env)
+        raise OSError("not started")
+
+    monkeypatch.setattr(over_http.subprocess, "Popen", start)
+    with pytest.raises(OSError, match="not started"), over_http._EngineAlone.started(Path("image"), None):
+        pass
+    (environ,) = given
+    assert Settings.from_environ(environ).rows == Settings().rows
+    assert environ == over_http.service_environ(over_http.SETTINGS)

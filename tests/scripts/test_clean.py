@@ -13,10 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from inference_api import half_finished
 from inference_api.model_image import FORMAT_VERSION, build_mock_image
+from scripts import clean_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "clean"
+HALF = "smollm-0123-v1.partial-ab12cd34"
+LIKE_HALF = ("photos.partial-20240101", "thesis.partial-draft_v2")
+"""Folders of a user whose names look like those of our half-finished ones."""
 
 
 def run(cache: Path, *arguments: str, script: Path = SCRIPT, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -40,9 +45,10 @@ def cache(tmp_path: Path) -> Path:
     cache = tmp_path / "cache"
     build_mock_image(cache)
     build_mock_image(cache / "tti_cache")
-    for folder in ("debug_logs", "hf_cache/models--a--b/blobs", "smollm-0123-v1.partial-ab12cd34", "notes"):
+    for folder in ("debug_logs", "hf_cache/models--a--b/blobs", HALF, "notes"):
         (cache / folder).mkdir(parents=True)
         (cache / folder / "file").write_text("x")
+    half_finished.mark(cache / HALF)
     (cache / "debug_logs" / "backend-7000-41.jsonl").write_text("{}")
     (cache / "debug_logs" / "file").rename(cache / "debug_logs" / "stack_trace")
     (cache / "jwt_secret").write_text("s" * 64)
@@ -82,6 +88,7 @@ def checkout(tmp_path: Path) -> Path:
     (copy / ".venv" / "bin" / "python").symlink_to(sys.executable)
     (copy / ".venv" / "pyvenv.cfg").write_text("home = x")
     (copy / ".venv.partial-ab12cd34").mkdir()
+    half_finished.mark(copy / ".venv.partial-ab12cd34")
     return copy
 
 
@@ -132,13 +139,13 @@ def test_no_symbolic_link_is_followed(cache: Path, tmp_path: Path) -> None:
     (cache / "tvm_cache").symlink_to(outside)
     (cache / "linked-v1").symlink_to(image.path)
     (cache / "linked-v1.partial-ab12cd34").symlink_to(image.path)
-    (cache / "smollm-0123-v1.partial-ab12cd34" / "link").symlink_to(outside)
+    (cache / HALF / "link").symlink_to(outside)
     (cache / "debug_logs" / "frontend-7000-1.jsonl").symlink_to(image.path / "manifest.json")
     before = sorted(outside.rglob("*"))
     assert run(cache, "--all", "--dry-run").returncode == 0
     assert run(cache).returncode == 0
     assert sorted(outside.rglob("*")) == before
-    assert not (cache / "smollm-0123-v1.partial-ab12cd34").exists()
+    assert not (cache / HALF).exists()
     for kept in ("tvm_cache", "linked-v1", "linked-v1.partial-ab12cd34", "debug_logs/frontend-7000-1.jsonl"):
         assert (cache / kept).is_symlink()
 
@@ -146,6 +153,7 @@ def test_no_symbolic_link_is_followed(cache: Path, tmp_path: Path) -> None:
 def test_a_file_that_lives_elsewhere_too_frees_nothing(tmp_path: Path) -> None:
     half = tmp_path / "cache" / "big-v1.partial-ab12cd34"
     half.mkdir(parents=True)
+    half_finished.mark(half)
     (tmp_path / "weights").write_bytes(b"x" * 5 * 2**20)
     os.link(tmp_path / "weights", half / "model.safetensors")
     assert run(half.parent).stdout.splitlines()[-1] == "1 removed, 0.0 KiB freed"
@@ -209,6 +217,84 @@ def test_an_empty_or_missing_cache_is_nothing_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_wrong_option_is_one_line_and_exit_status_1(tmp_path: Path) -> None:
+def test_a_wrong_option_is_one_line_and_exit_status_2(tmp_path: Path) -> None:
     ended = run(tmp_path, "--everything")
-    assert (ended.returncode, ended.stderr) == (1, "ERROR: unrecognized arguments: --everything; see --help\n")
+    line = "ERROR: unrecognized arguments: --everything; see scripts/clean --help\n"
+    assert (ended.returncode, ended.stderr) == (2, line)
+
+
+@pytest.mark.parametrize("place", [".", "tti_cache", "tvm_cache"])
+def test_a_name_that_looks_half_finished_is_kept_without_our_marker(cache: Path, place: str) -> None:
+    for name in LIKE_HALF:
+        (cache / place / name).mkdir(parents=True)
+        (cache / place / name / "year.jpg").write_text("x")
+    ended = run(cache, "--all", "--dry-run")
+    assert not [line for line in ended.stdout.splitlines() if line.startswith("would") and "year" in line]
+    assert run(cache).returncode == 0
+    for name in LIKE_HALF:
+        assert (cache / place / name / "year.jpg").is_file()
+
+
+def test_an_environments_leftover_is_known_by_its_marker_and_not_by_its_name(cache: Path, checkout: Path) -> None:
+    mine = checkout / ".venv.partial-20240101"
+    mine.mkdir()
+    (mine / "pyvenv.cfg").write_text("home = x")
+    assert run(cache, "--all", script=checkout / "scripts" / "clean").returncode == 0
+    assert mine.is_dir() and not (checkout / ".venv.partial-ab12cd34").exists()
+
+
+def test_of_the_debug_logs_only_what_the_service_writes_goes(cache: Path) -> None:
+    logs = cache / "debug_logs"
+    for name in ("stack_trace-7000", "frontend-7000-41.jsonl.1", "stack_traces.txt", "backend-notes.jsonl"):
+        (logs / name).write_text("x")
+    assert run(cache).returncode == 0
+    assert sorted(path.name for path in logs.iterdir()) == ["backend-notes.jsonl", "stack_traces.txt"]
+
+
+def test_what_a_killed_run_leaves_is_removed_by_the_next(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = cache / f"mock-v{FORMAT_VERSION}"
+
+    def kill(_folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(half_finished, "remove", kill)
+        with pytest.raises(KeyboardInterrupt):
+            clean_cache.remove(image)
+    (left,) = cache.glob("mock-v*")
+    assert f"removed  half-finished  {left}  " in run(cache).stdout
+    assert not left.exists()
+
+
+def test_nothing_is_said_to_be_removed_that_could_not_be(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(clean_cache, "remove", refuse)
+    monkeypatch.setenv("INFERENCE_API_CACHE_DIR", str(cache))
+    assert clean_cache.main([]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith("cannot be cleaned: Permission denied\n")
+
+
+def test_a_saved_image_goes_too_and_the_output_says_what_that_means(cache: Path) -> None:
+    line = "a saved image whose model is gone cannot be made again: keep a copy of it elsewhere\n"
+    assert line in run(cache, "--dry-run").stdout and line in run(cache).stdout
+    assert line not in run(cache).stdout
+
+
+def test_an_editor_of_one_of_our_files_is_no_service(cache: Path, tmp_path: Path) -> None:
+    editor = tmp_path / "vim"
+    editor.symlink_to(shutil.which("cat") or "")
+    with subprocess.Popen(
+        [editor, "-", "inference_api_server.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"CACHE_ROOT": str(cache)},
+    ) as process:
+        ended = run(cache)
+        process.communicate()
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -9,11 +9,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inference_api import half_finished, prepare
 from inference_api.model_image import build_mock_image
 from inference_api.model_source import find_source
 from inference_api.model_variant import WHOLE_MODEL
@@ -83,21 +86,58 @@ def test_a_taken_port_is_told_with_the_process_that_has_it(environ: dict[str, st
     assert name in found["port"]["advice"]
 
 
-def test_a_running_service_is_told_with_its_state_and_is_no_fault(environ: dict[str, str]) -> None:
+def test_a_running_service_is_told_with_its_state_and_that_another_start_would_fail(environ: dict[str, str]) -> None:
     with running_service() as service:
         given = {**environ, "INFERENCE_API_PORT": str(service.port), "INFERENCE_API_RUN_DIR": str(service.run_dir)}
         status, found = report(given, "--mock")
-    assert status == 0 and "port" not in found
+        command = [ROOT / "scripts/doctor", "--mock"]
+        shown = subprocess.run(command, env=given, capture_output=True, text=True, check=False).stdout
+        # The verdict is what a start does.
+        start = [sys.executable, "-m", "inference_api.supervisor", "--mock"]
+        started = subprocess.run(start, env=given, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
+    assert status == 1 and "port" not in found
     assert found["service"]["text"] == f"runs already on {service.url}: /health says 200 OK"
+    assert shown.splitlines()[-1] == "the service runs already; another start would fail"
+    assert started.returncode != 0 and "another service runs in" in started.stderr
 
 
-def test_a_service_that_does_not_answer_is_told_too(environ: dict[str, str]) -> None:
+@pytest.fixture
+def lock_held(environ: dict[str, str]) -> Iterator[None]:
+    """Hold the lock that a running service holds."""
     run_dir = Path(environ["INFERENCE_API_RUN_DIR"])
     run_dir.mkdir()
     with (run_dir / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.usefixtures("lock_held")
+def test_a_service_that_does_not_answer_is_told_too(environ: dict[str, str]) -> None:
+    assert "/health does not answer yet" in report(environ, "--mock")[1]["service"]["text"]
+
+
+@pytest.mark.usefixtures("lock_held")
+def test_a_service_that_does_not_speak_http_is_told_too(environ: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", int(environ["INFERENCE_API_PORT"]))) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 ready\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
         found = report(environ, "--mock")[1]
-    assert "/health does not answer yet" in found["service"]["text"]
+        thread.join()
+    assert found["service"]["text"].endswith("/health does not answer yet (220 ready)")
+
+
+def test_an_unknown_option_is_one_line_and_exit_status_2(environ: dict[str, str]) -> None:
+    command = [ROOT / "scripts" / "doctor", "--frobnicate"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ERROR: unrecognized arguments: --frobnicate; see scripts/doctor --help\n"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +166,10 @@ def test_a_kept_secret_that_others_can_read_is_a_warning(environ: dict[str, str]
     kept.chmod(0o644)
     finding = report(environ, "--mock")[1]["secret"]
     assert (finding["level"], finding["advice"]) == ("warning", f"chmod 600 {kept}")
+    kept.write_text("test-secret-456")
+    finding = report({**environ, "PROXY_BIND": "0.0.0.0"}, "--mock")[1]["secret"]
+    assert finding["level"] == "fault" and f"{kept} is a well-known example" in finding["text"]
+    kept.write_text(SECRET)
     kept.chmod(0o600)
     assert report(environ, "--mock")[1]["secret"]["level"] == "ok"
 
@@ -170,22 +214,51 @@ def test_cut_downloads_and_half_finished_images_are_told(environ: dict[str, str]
     blobs.mkdir(parents=True)
     (blobs / "0123.incomplete").write_bytes(b"x")
     assert "1 cut downloads" in report(environ, "--model", "a/b")[1]["model"]["text"]
-    (cache / "b-v1.partial-ab12cd34").mkdir()
-    assert report(environ, "--mock")[1]["model"]["advice"] == "scripts/clean removes them"
+    (cache / "photos.partial-20240101").mkdir()
+    half = half_finished.make(cache / "b-v1")
+    finding = report(environ, "--mock")[1]["model"]
+    assert (finding["text"], finding["advice"]) == (f"half-finished: {half.name}", "scripts/clean removes them")
 
 
 def test_a_default_model_that_is_not_there_needs_room_for_it(environ: dict[str, str]) -> None:
-    status, found = report(environ)
+    status, found = report({**environ, "INFERENCE_API_ROWS": "2", "INFERENCE_API_CONTEXT_TOKENS": "100"})
     assert found["model"]["level"] == "note" and "is not prepared" in found["model"]["text"]
     assert "701 MiB needed" in found["cache"]["text"]
+    kv_bytes = 2 * 100 * 46_080
+    assert found["memory"]["text"].startswith(
+        f"{(prepare.DEFAULT_WEIGHT_BYTES + kv_bytes) / 2**20:.0f} MiB for weights"
+    )
     assert status == 0
+
+
+def test_memory_that_nobody_has_is_told_before_the_first_start_too(environ: dict[str, str], checkout: Path) -> None:
+    given = {**environ, "INFERENCE_API_ROWS": "1024", "INFERENCE_API_CONTEXT_TOKENS": "1048576"}
+    assert "INFERENCE_API_ROWS (1024)" in report(given)[1]["memory"]["text"]
+    status, found = report({**given, "SERVE_PYTHON": f"{SYSTEM_PYTHON}"}, root=checkout)
+    assert (status, found["memory"]["level"]) == (1, "fault")
+    assert "INFERENCE_API_CONTEXT_TOKENS (8192)" in found["memory"]["text"]
 
 
 def test_a_broken_image_is_a_warning_for_the_next_start_builds_it_again(environ: dict[str, str]) -> None:
     image = Path(environ["INFERENCE_API_CACHE_DIR"]) / find_source(None, print, WHOLE_MODEL, None).image_name
     image.mkdir(parents=True)
-    finding = report(environ)[1]["model"]
-    assert (finding["level"], finding["advice"]) == ("warning", "the next start builds it again")
+    found = report(environ)[1]
+    assert (found["model"]["level"], found["model"]["advice"]) == ("warning", "the next start builds it again")
+    assert "701 MiB needed" in found["cache"]["text"]
+
+
+def test_a_broken_image_of_another_model_does_not_ask_for_the_default_models_room(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "model"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    name = find_source(str(checkpoint), print, WHOLE_MODEL, None).image_name
+    (Path(environ["INFERENCE_API_CACHE_DIR"]) / name).mkdir(parents=True)
+    found = report(environ, "--model", str(checkpoint))[1]
+    assert found["model"]["advice"] == "the next start builds it again"
+    assert " 0 MiB needed" in found["cache"]["text"]
 
 
 def test_a_saved_image_that_is_asked_for_and_not_there_is_a_fault(environ: dict[str, str]) -> None:

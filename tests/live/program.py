@@ -1,8 +1,8 @@
 """Run a file of this folder as a program: its options, the mock on demand, one-line errors, the exit status.
 
 Called by each program's last lines. An option wins over the environment (LLM_CHAT_API_URL, AUTHORIZATION). Exit status:
-0 all well, 1 something failed, 2 nothing could be tried, 130 interrupted. A file of checks runs under pytest with a
-line a check. Knows no route and no figure.
+0 all well, 1 something failed, 2 nothing could be tried (a wrong option too), 130 interrupted. A file of checks runs
+under pytest with a line a check. Knows no route and no figure.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from inference_api.options import OneLineParser
 from tests.live.client import Client, Target, TargetError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,7 +30,7 @@ FAILED_STATUS, UNTRIED_STATUS, INTERRUPTED_STATUS = 1, 2, 130
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that every program has; a module's docstring describes it."""
     summary, _, rest = (description or "").partition("\n\n")
-    parser = argparse.ArgumentParser(description=f"{summary}\n\n{rest}", formatter_class=argparse.RawTextHelpFormatter)
+    parser = OneLineParser(description=f"{summary}\n\n{rest}", formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--url", help=f"base URL, or a route's full URL (default: {URL_NAME})")
     parser.add_argument("--authorization", help=f"value of the header Authorization (default: {AUTHORIZATION_NAME})")
     parser.add_argument("--mock", action="store_true", help="start a service with the mock engine for this run")

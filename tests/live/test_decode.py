@@ -19,6 +19,7 @@ import torch
 from inference_api.backend.engines import sampler
 from inference_api.backend.engines.base import SampleSpec
 from inference_api.messages import SamplingParams
+from inference_api.options import OneLineParser
 from tests.backend.engines.test_sampler import reference_draw
 from tests.live.program import FAILED_STATUS, positive, run_program
 
@@ -79,7 +80,7 @@ def compare(num_batches: int, seed: int) -> Comparison:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare as many batches as the options say; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = OneLineParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--batches", type=positive, default=300, help="random batches of 1 to 32 rows (default: 300)")
     parser.add_argument("--seed", type=int, default=0, help="of the batches (default: 0)")
     options = parser.parse_args(arguments)

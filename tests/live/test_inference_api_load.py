@@ -7,7 +7,6 @@ of a full service is counted as overloaded: it said no in time. Anything else th
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import queue
 import sys
@@ -40,6 +39,11 @@ class LoadResult:
     num_overloaded: int = 0
     answered: list[Stream] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of which it is known what became of them."""
+        return len(self.answered) + self.num_overloaded + len(self.failures)
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,7 +103,8 @@ def _send(client: Client, prompt: str, max_tokens: int, result: LoadResult) -> N
     try:
         with client.generate(prompt, max_tokens=max_tokens) as stream:
             stream.read_all()
-    except (OSError, http.client.HTTPException) as error:
+    except Exception as error:
+        # Whatever it is, this prompt has failed, and the thread goes on with the next.
         result.failures.append(f"{type(error).__name__}: {error}")
         return
     if stream.status == 200 and stream.whole:
@@ -138,7 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = run_load(client, prompts, options.threads, options.max_tokens)
         print_table(result)
         print_result("load", client, threads=options.threads, prompts=len(prompts), **result.figures())
-    return FAILED_STATUS if result.failures else 0
+    lost = len(prompts) - result.num_prompts
+    if lost:
+        print(f"ERROR: nobody knows what became of {lost} of {len(prompts)} prompts", file=sys.stderr)
+    return FAILED_STATUS if result.failures or lost else 0
 
 
 def test_every_prompt_of_the_load_is_answered_or_refused_and_none_fails(client: Client) -> None:

@@ -22,11 +22,12 @@ import pytest
 
 from inference_api.backend.engines import sampler
 from tests.integration.service import free_port, in_parallel, wait_for
-from tests.live import test_decode
-from tests.live.client import Client
+from tests.live import test_decode, test_inference_api_load
+from tests.live.client import Client, Stream, Target
 from tests.live.locust_run import read_counts
 from tests.live.screen import Screen
 from tests.live.stub_service import stub_service
+from tests.live.test_inference_api_load import run_load
 
 FOLDER = Path(__file__).resolve().parent
 CHECKS = ("test_inference_api.py", "test_frontend_api.py")
@@ -85,6 +86,13 @@ def test_without_a_service_every_program_says_so_in_one_line() -> None:
             assert done.stderr.startswith("ERROR: nothing answers at" if names else "ERROR: no service is named")
 
 
+def test_an_unknown_option_is_one_line_that_names_it() -> None:
+    for done in [*run_all("--frobnicate"), run("test_decode.py", "--frobnicate")]:
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("ERROR: unrecognized arguments: --frobnicate; see ") and line.endswith(".py --help")
+
+
 def test_a_missing_and_a_refused_bearer_are_named_and_an_option_wins_over_the_environment() -> None:
     with stub_service(bearer="Bearer right") as url:
         missing = run("client_performance.py", LLM_CHAT_API_URL=url)
@@ -116,6 +124,27 @@ def test_the_load_tells_refused_from_failed(fault: str, status: int, overloaded:
     figures = result_of(done)
     assert (done.returncode, figures["overloaded"], figures["failed"]) == (status, overloaded, failed)
     assert figures["answered"] == 99 - overloaded - failed
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unforeseen"), ValueError("unforeseen"), OSError("unforeseen")])
+def test_whatever_breaks_a_call_of_the_load_counts_its_prompt_as_failed(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_arguments: object, **_parameters: object) -> Stream:
+        raise error
+
+    monkeypatch.setattr(Client, "generate", fail)
+    result = run_load(Client(Target.parse("http://h:1")), ["a", "b", "c"], 2, 4)
+    assert result.failures == [f"{type(error).__name__}: unforeseen"] * 3
+
+
+def test_a_prompt_whose_fate_nobody_knows_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(test_inference_api_load, "_send", lambda *_arguments: None)
+    with stub_service() as url:
+        assert test_inference_api_load.main(["--url", url]) == 1
+    assert "99 of 99 prompts" in capsys.readouterr().err
 
 
 def test_a_failed_check_is_shown_and_is_exit_status_1() -> None:

@@ -29,7 +29,7 @@ print(*project["dependencies"], *project["optional-dependencies"]["model"], sep=
 FROM packages AS model
 COPY inference_api inference_api
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    python3 -m inference_api.prepare --cache /cache \
+    TQDM_DISABLE=1 python3 -m inference_api.prepare --cache /cache \
  && python3 -c 'import pathlib, inference_api.model_image as m; m.build_mock_image(pathlib.Path("/cache"))' \
  && chmod -R a+rX /cache && chmod 1777 /cache
 

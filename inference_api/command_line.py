@@ -45,6 +45,8 @@ def read_command_line(argv: Sequence[str] | None) -> Start:
     for name, value in vars(arguments).items():
         if name.startswith("INFERENCE_API_") and value is not None:
             options[name] = value
+    if arguments.INFERENCE_API_ENGINE == "mock" and arguments.INFERENCE_API_MODEL:
+        raise SettingError("--model is for a model, and --mock runs none: take one of them away")
     settings = Settings.from_environ(None, **options)
     refuse_model_settings_with_the_mock(settings)
     proxy_host = arguments.proxy_bind or proxy_bind()

@@ -277,10 +277,9 @@ class Settings:
 
     @property
     def run_path(self) -> Path:
-        """Folder of this service's sockets, locks and the link to its model image."""
-        if self.run_dir:
-            return Path(self.run_dir)
-        return Path(tempfile.gettempdir()) / f"inference_api-{os.getuid()}-{self.port}"
+        """Folder of this service's sockets, locks and the link to its model image; every path here is absolute."""
+        default = f"{tempfile.gettempdir()}/inference_api-{os.getuid()}-{self.port}"
+        return Path(self.run_dir or default).absolute()
 
     @property
     def socket_path(self) -> Path:
@@ -300,17 +299,17 @@ class Settings:
     @property
     def key_path(self) -> Path:
         """File of the internal key."""
-        return Path(self.internal_auth_key_file) if self.internal_auth_key_file else self.run_path / "internal_auth_key"
+        return Path(self.internal_auth_key_file or self.run_path / "internal_auth_key").absolute()
 
     @property
     def cache_path(self) -> Path:
         """Cache root: model images and downloads."""
-        return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "inference_api"
+        return Path(self.cache_dir or "~/.cache/inference_api").expanduser().absolute()
 
     @property
     def hf_cache_path(self) -> Path:
         """Folder of hub downloads."""
-        return Path(self.hf_cache).expanduser() if self.hf_cache else self.cache_path / "hf_cache"
+        return Path(self.hf_cache or self.cache_path / "hf_cache").expanduser().absolute()
 
     @property
     def saved_images_path(self) -> Path:
@@ -329,7 +328,7 @@ def child_environ(settings: Settings, *, secret: bool = True) -> dict[str, str]:
     The proxy's secret is left out, and without `secret` the server's too: the internal key and Flask's secret.
     """
     hidden = ("JWT_SECRET",) if secret else ("JWT_SECRET", "INTERNAL_AUTH_KEY", *_FLASK_SECRET_NAMES)
-    environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **settings.to_environ()}
+    environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1", **settings.to_environ()}
     return {name: value for name, value in environ.items() if name not in hidden}
 
 

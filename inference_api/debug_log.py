@@ -8,11 +8,13 @@ no text and no token id. A disk that fails later ends the debug log, never the s
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import json
 import logging
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -43,14 +45,18 @@ def check_debug_folder(settings: Settings) -> None:
     if not names:
         return
     folder = settings.debug_logs_path
+    trace = _stack_trace_path(folder, settings.port)
     try:
         _make_folder(folder)
         probe = folder / f"probe-{os.getpid()}"
         os.close(_open_private(probe))
         probe.unlink()
+        if settings.backend_debug and (trace.is_symlink() or trace.exists()):
+            os.close(_open_private(trace))
     except OSError as error:
+        where = trace if error.filename == str(trace) else f"into {folder}"
         raise SettingError(
-            f"{names[0]}: cannot write into {folder}: {error.strerror}; choose another INFERENCE_API_CACHE_DIR, or "
+            f"{names[0]}: cannot write {where}: {error.strerror}; choose another INFERENCE_API_CACHE_DIR, or "
             f"switch the debug mode off"
         ) from None
 
@@ -111,7 +117,7 @@ class StackTrace:
     def __init__(self, folder: Path, port: int, *, now: Callable[[], float] = time.time) -> None:
         """Open the service's file and let fatal signals write every thread's frames there. Raises OSError."""
         _make_folder(folder)
-        self.path = folder / f"stack_trace-{port}"
+        self.path = _stack_trace_path(folder, port)
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_size > MAX_STACK_TRACE_BYTES:
                 self.path.unlink()
@@ -140,12 +146,29 @@ class StackTrace:
 
 
 def _make_folder(folder: Path) -> None:
+    """Make the folder of mode 0700; refuse a link, for what it leads to is somebody else's."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(folder))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
 
 
 def _open_private(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Open a regular file of mode 0600; never waits, as a FIFO would have it (fifo(7))."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def _stack_trace_path(folder: Path, port: int) -> Path:
+    return folder / f"stack_trace-{port}"
 
 
 def _remove_oldest(folder: Path, name: str) -> None:

@@ -10,13 +10,18 @@ import contextlib
 import dataclasses
 import errno
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from inference_api.child import Child
 from inference_api.config import Settings, child_environ, inherits_listeners, proxy_environ
 from inference_api.errors import SettingError
 
 LISTEN_BACKLOG = 2048
+
+SERVER_SETTINGS = "INFERENCE_API_BIND, INFERENCE_API_PORT"
+PROXY_SETTINGS = "PROXY_BIND, PROXY_PORT"
+
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,10 +32,13 @@ class Front:
     listener: socket.socket
     command: Sequence[str]
     environ: Mapping[str, str]
+    setting: str
 
     def listen(self) -> None:
-        """Let connections in; they wait until the program takes them."""
-        self.listener.listen(LISTEN_BACKLOG)
+        """Let connections in; they wait until the program takes them. Raises SettingError if that cannot be."""
+        host, port, *_ = self.listener.getsockname()
+        with _one_line_fault(self.setting, host, port):
+            self.listener.listen(LISTEN_BACKLOG)
 
     def start(self) -> Child:
         """Start the program."""
@@ -39,16 +47,17 @@ class Front:
 
 def bind_fronts(settings: Settings, proxy: tuple[str, int] | None, cleanup: contextlib.ExitStack) -> list[Front]:
     """Bind the public ports and say what runs on them; `cleanup` closes the sockets. Raises SettingError."""
-    web = bind_port(settings.bind, settings.port, "INFERENCE_API_BIND, INFERENCE_API_PORT", cleanup)
+    web = bind_port(settings.bind, settings.port, SERVER_SETTINGS, cleanup)
     command = ["-m", "gunicorn", "--config", "python:inference_api.server.gunicorn_settings"]
     command += ["--bind", f"fd://{web.fileno()}"]
-    fronts = [Front("gunicorn", web, command, child_environ(settings))]
+    fronts = [Front("gunicorn", web, command, child_environ(settings), SERVER_SETTINGS)]
     if proxy is not None:
         host, port = proxy
-        public = bind_port(host, port, "PROXY_BIND, PROXY_PORT", cleanup)
+        public = bind_port(host, port, PROXY_SETTINGS, cleanup)
+        _refuse_one_address(web, public)
         command = ["-m", "proxy.proxy", "--fd", str(public.fileno()), "--bind", host, "--port", str(port)]
         command += ["--hostname", settings.url]
-        fronts.append(Front("proxy", public, command, proxy_environ(settings)))
+        fronts.append(Front("proxy", public, command, proxy_environ(settings), PROXY_SETTINGS))
     return fronts
 
 
@@ -62,7 +71,7 @@ def refuse_taken_ports(addresses: Sequence[object], *, reuse_port: bool) -> None
     with contextlib.ExitStack() as cleanup:
         for address in addresses:
             if isinstance(address, tuple):
-                bind_port(address[0], address[1], "--bind, INFERENCE_API_BIND, INFERENCE_API_PORT", cleanup)
+                bind_port(address[0], address[1], f"--bind, {SERVER_SETTINGS}", cleanup)
 
 
 def bind_port(host: str, port: int, name: str, cleanup: contextlib.ExitStack) -> socket.socket:
@@ -70,9 +79,25 @@ def bind_port(host: str, port: int, name: str, cleanup: contextlib.ExitStack) ->
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     cleanup.callback(listener.close)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with _one_line_fault(name, host, port):
         listener.bind((host, port))
+    return listener
+
+
+def _refuse_one_address(web: socket.socket, public: socket.socket) -> None:
+    """Raise SettingError if both are bound to one address: the kernel would tell when the second begins to listen."""
+    (web_host, web_port, *_), (host, port, *_) = web.getsockname(), public.getsockname()
+    if web_port == port and (web_host == host or _EVERY_ADDRESS & {web_host, host}):
+        raise SettingError(
+            f"INFERENCE_API_PORT and PROXY_PORT (--port, --proxy-port) are both {port}; change one of them"
+        )
+
+
+@contextlib.contextmanager
+def _one_line_fault(name: str, host: str, port: int) -> Iterator[None]:
+    """Turn the kernel's refusal of an address into a SettingError that names the setting."""
+    try:
+        yield
     except OSError as error:
         advice = "; take another port" if error.errno == errno.EADDRINUSE else ""
         raise SettingError(f"{name}: cannot listen on {host}:{port}: {error.strerror}{advice}") from None
-    return listener

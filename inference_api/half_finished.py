@@ -1,12 +1,14 @@
 """Own the folders that are being filled or emptied: their names, and the marker that tells them from a user's.
 
 `prepare`, the mock's image, the container's first start and scripts/clean make and sweep them. A name alone proves
-nothing: only a folder that carries the marker is ever removed. Needs the standard library only; knows no model.
+nothing: only a folder that carries the marker is ever removed, and none that something is mounted in. Needs the
+standard library only; knows no model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import shutil
 import tempfile
@@ -15,6 +17,11 @@ from pathlib import Path
 
 MARKER_FILE = ".inference_api-half-finished"
 """An empty file, so that a full disk takes it too. First into a folder, last out of it."""
+
+MOUNTS = Path("/proc/self/mountinfo")
+"""What is mounted where, a line each (proc_pid_mountinfo(5))."""
+
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how MOUNTS writes a blank, a tab, a line feed and a backslash
 
 _NAME = re.compile(r".+\.partial-[a-z0-9_]{8}")  # 8 characters: tempfile's
 
@@ -63,11 +70,24 @@ def sweep(target: Path) -> None:
                 remove(path)
 
 
+def refuse_mounts(path: Path) -> None:
+    """Raise OSError if `path` is a mount point or has one below it, or if nobody can tell.
+
+    A bind mount of the same disk has the same device number as what is around it: only the kernel's list knows it.
+    """
+    place = path.parent.resolve() / path.name
+    for line in MOUNTS.read_text(errors="surrogateescape").splitlines():
+        mount = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split(" ")[4]))
+        if mount.is_relative_to(place):
+            raise OSError(errno.EBUSY, "something is mounted there; unmount it first", str(mount))
+
+
 def remove(folder: Path) -> None:
     """Remove a marked folder with what is in it, its marker last: whoever is killed meanwhile leaves it marked.
 
-    Follows no symbolic link. Raises OSError.
+    Follows no symbolic link and enters no mount. Raises OSError.
     """
+    refuse_mounts(folder)
     for path in sorted(folder.iterdir()):
         if path.name == MARKER_FILE:
             continue

@@ -7,6 +7,7 @@ loading it needs neither the model nor transformers. Knows folders and digests, 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import shutil
 from pathlib import Path
@@ -46,10 +47,10 @@ class SavedImage:
 
     def refuse_existing(self) -> None:
         """Raise ModelError if something is there already: a saved image is never written over."""
-        if self.path.exists():
+        if self.path.is_symlink() or self.path.exists():
             raise ModelError(
                 f"provided tti path exists: {self.path}, cannot save over existing tti; "
-                "delete the folder or choose another --image-suffix"
+                f"delete the {'link' if self.path.is_symlink() else 'folder'} or choose another --image-suffix"
             )
 
     def save(self, image: ModelImage, report: Report) -> None:
@@ -71,7 +72,7 @@ class SavedImage:
             report(f"saving the image as {self.path.name}")
             with model_image.replacing(self.path) as partial:
                 for file in files:
-                    shutil.copyfile(file, partial / file.name)
+                    _copy(file, partial / file.name)
                 model_image.verify(partial)
 
     def load(self, report: Report) -> ModelImage:
@@ -80,6 +81,10 @@ class SavedImage:
         Raises ModelError if it is not there, or names the file that has changed.
         """
         if not self.path.is_dir():
+            if self.path.is_symlink():
+                raise ModelError(
+                    f"{self.path} is a link that leads to no folder; repair it, or delete it and save again"
+                )
             raise ModelError(
                 f"provided tti path does not exist: {self.path}, cannot load tti; "
                 "save one first with --save-image, and the same --model, --layers and --image-suffix"
@@ -88,3 +93,13 @@ class SavedImage:
         image = ModelImage.open(self.path)
         model_image.verify(self.path)
         return image
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file; a disk without room is told by the place that is full, where shutil names the file it reads."""
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(error.errno, error.strerror, str(target)) from None
+        raise

@@ -68,7 +68,7 @@ class Supervisor:
         self._fronts: dict[str, Front] = {}
         self._grace_until = 0.0
         self._cleanup = contextlib.ExitStack()
-        self._began = time.monotonic()
+        self._backend_began = 0.0
 
     def run(self) -> int:
         """Start everything, serve, stop everything; return the exit status."""
@@ -115,12 +115,13 @@ class Supervisor:
     def _start_on_image(self, image_path: Path) -> None:
         """Link the image where every process looks for it, then start them."""
         self._run_dir.link_image(image_path)
+        for front in self._fronts.values():
+            front.listen()
         self._start_backend()
         if self._status_fd is not None:
             os.write(self._status_fd, b"1")
-        for front in self._fronts.values():
-            front.listen()
-            self._start_front(front.name)
+        for name in self._fronts:
+            self._start_front(name)
 
     def _watch_signals(self) -> None:
         """Turn SIGTERM and SIGINT into selector events; the handlers themselves do nothing."""
@@ -149,6 +150,7 @@ class Supervisor:
 
     def _start_backend(self) -> None:
         self._progress = Progress("backend", sys.stderr)
+        self._backend_began = time.monotonic()
         ours, theirs = socket.socketpair()
         command = ["-m", "inference_api.backend.main"]
         command += ["--listen-fd", str(self._listener.fileno()), "--control-fd", str(theirs.fileno())]
@@ -220,7 +222,7 @@ class Supervisor:
         self._set_timer("settled", SETTLED_SECONDS, self._backend_has_settled)
         self._set_timer("watchdog", self._settings.watchdog_seconds, self._kill_hung_backend)
         self._progress.finish("ready")
-        logger.info("backend is ready after %.1f s", time.monotonic() - self._began)
+        logger.info("backend is ready after %.1f s", time.monotonic() - self._backend_began)
         if not self._was_ready and not self._backend_only:
             card = functools.partial(print_card, self._settings, ready, proxy=self._proxy_address, secret=jwt_secret())
             threading.Thread(target=card, name="card", daemon=True).start()

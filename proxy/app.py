@@ -20,6 +20,7 @@ from proxy.admission import Admission, Admitter, RequestHead
 from proxy.answers import Refusal, error_body, error_headers
 from proxy.auth import Authenticator, mint_assertion
 from proxy.config import Settings
+from proxy.connection import ClientLeft
 from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
 from proxy.headers import AnswerFault, answer_headers, identity_headers, upstream_headers, valid_request_id
 from proxy.limits import RequestWindow
@@ -117,7 +118,12 @@ class Door:
         headers = upstream_headers(head.headers, request_id=request_id, assertion=assertion)
         target = admission.path + ("?" + admission.query if admission.query else "")
         connection.watch()
-        answer = self._upstream.send(admission.method, target, headers, body)
+        try:
+            answer = self._upstream.send(admission.method, target, headers, body)
+        except ClientLeft as left:
+            # Thrown into a connect, it leaves the only reference to the socket in a frame: urllib3 closes it on OSError
+            # alone. Flask keeps the exception in a cycle; without those frames the socket is closed here and now.
+            raise left.with_traceback(None) from None
         connection.on_end(answer.close)
         return answer
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gevent import monkey
+from gevent import GreenletExit, monkey
 from gevent import socket as gevent_socket
 from gevent.event import Event
 from gevent.pool import Pool
@@ -34,8 +34,9 @@ _OWN_DESCRIPTORS = 64
 # The server takes far fewer requests at once, so no more upstream sockets than these are ever open.
 _MAX_UPSTREAM_DESCRIPTORS = 1024
 
-# First match wins; everything else that gunicorn's parser raises is a 400.
-_PARSE_REFUSALS = (
+# First match wins; everything else that gunicorn's parser raises is a 400. GreenletExit ends what outlives the grace.
+_REFUSALS = (
+    (GreenletExit, 503, "stopping", "Proxy is stopping, try again later."),
     (errors.LimitRequestLine, 414, "target_too_long", "Request target is too long."),
     (errors.LimitRequestHeaders, 431, "headers_too_large", "Request header fields are too large or too many."),
     (errors.ExpectationFailed, 417, "expectation_failed", "Expectation is not supported."),
@@ -80,6 +81,8 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
         self._open: set[ClientConnection] = set()
         # Set once nothing is accepted any more: a client that sees its connection end can rely on that.
         self._draining = False
+        # Set on SIGINT and SIGQUIT, which give no grace.
+        self._hurried = False
 
     def patch(self) -> None:
         """Make sockets cooperative; TLS is left alone, the proxy speaks none and gunicorn has imported it already."""
@@ -103,6 +106,11 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
         """Start to drain at once on SIGTERM."""
         super().handle_exit(sig, frame)
         self._stopping.set()
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        """End without a grace on SIGINT and SIGQUIT; gunicorn's own would exit from a greenlet, with a traceback."""
+        self._hurried = True
+        self.handle_exit(sig, frame)
 
     def run(self) -> None:
         """Accept until told to stop, then finish what is running within the grace."""
@@ -130,11 +138,12 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             if connection.idle:
                 with contextlib.suppress(OSError):
                     connection.shutdown(gevent_socket.SHUT_RD)
-        while (remaining := deadline - time.monotonic()) > 0:
+        while not self._hurried and (remaining := deadline - time.monotonic()) > 0:
             self.notify()
             if pool.join(timeout=min(remaining, _HEARTBEAT_SECONDS)):
                 return
-        self.log.warning("grace is over with %d connections open", len(pool))
+        if not self._hurried:
+            self.log.warning("grace is over with %d connections open", len(pool))
         pool.kill(timeout=_HEARTBEAT_SECONDS)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
@@ -209,7 +218,7 @@ def fitting_connections(wanted: int, soft_limit: int) -> int:
 def _refusal_for(exc: BaseException) -> Refusal:
     if isinstance(exc, Refusal):
         return exc
-    for kind, status, code, message in _PARSE_REFUSALS:
+    for kind, status, code, message in _REFUSALS:
         if isinstance(exc, kind):
             return Refusal(status, code, message)
     return Refusal(500, "internal", "Internal error.")

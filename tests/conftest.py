@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -38,6 +39,12 @@ def _children() -> set[str]:
         except OSError:
             continue
     return found
+
+
+def pytest_configure() -> None:
+    """Take SIGINT as a program in the foreground does: a shell ignores it for what it starts behind itself."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

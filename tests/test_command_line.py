@@ -98,3 +98,14 @@ def test_prepare_is_told_everything_that_the_settings_want(tmp_path: Path) -> No
     assert parse_options(prepare_command(Settings(no_weights=True))[2:]).no_weights
     assert parse_options(prepare_command(Settings(save_image=True, hf_cache="h"))[2:]).save_image
     assert settings.saved_images_path == tmp_path / SAVED_FOLDER
+
+
+def test_a_model_beside_the_mock_on_one_command_line_is_refused_and_a_setting_of_the_environment_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(SettingError, match="--model is for a model, and --mock runs none"):
+        read_command_line(["--mock", "--model", "m"])
+    monkeypatch.setenv("INFERENCE_API_MODEL", "m")
+    assert read_command_line(["--mock"]).settings.engine == "mock"
+    monkeypatch.setenv("MOCK_MODEL", "1")
+    assert read_command_line(["--model", "n"]).settings.engine == "mock"

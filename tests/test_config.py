@@ -201,3 +201,17 @@ def test_a_model_name_that_cannot_stand_in_a_path_is_refused() -> None:
 def test_a_bound_without_an_upper_end_is_told_without_one() -> None:
     with pytest.raises(SettingError, match=r"0.001 <= INFERENCE_API_QUEUE_SECONDS\.$"):
         Settings.from_environ({"INFERENCE_API_QUEUE_SECONDS": "nan"})
+
+
+@pytest.mark.parametrize("name", ["INFERENCE_API_CACHE_DIR", "MODEL_WEKA_DIR"])
+@pytest.mark.parametrize("folder", ["relative", "./relative"])
+def test_a_relative_folder_counts_from_where_the_service_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.from_environ({name: folder, "HF_CACHE": "hub", "INFERENCE_API_RUN_DIR": "run"})
+    assert settings.cache_path == tmp_path / "relative"
+    assert settings.debug_logs_path == tmp_path / "relative" / "debug_logs"
+    assert settings.hf_cache_path == tmp_path / "hub"
+    assert (settings.run_path, settings.key_path) == (tmp_path / "run", tmp_path / "run" / "internal_auth_key")
+    assert Settings(internal_auth_key_file="key").key_path == tmp_path / "key"

@@ -441,7 +441,18 @@ def test_a_checkout_that_is_mounted_runs_in_place_of_the_images_code(tmp_path: P
 
 
 def test_health_fails_when_nothing_listens() -> None:
-    assert entry("health", PROXY_PORT=str(free_port())).returncode != 0
+    port = free_port()
+    line = f"ERROR: nothing answers on 127.0.0.1:{port}; the service is not running, or not yet\n"
+    done = entry("health", PROXY_PORT=str(port))
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+def test_a_secret_file_that_is_a_folder_or_holds_a_nul_byte_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"x" * 32 + b"\0y")
+    assert f"JWT_SECRET_FILE={file} holds a NUL byte" in refusal(entry("--mock", JWT_SECRET_FILE=str(file)))
+    assert f"JWT_SECRET_FILE={file} holds a NUL byte" in refusal(entry("secret", JWT_SECRET_FILE=str(file)))
+    assert f"JWT_SECRET_FILE={tmp_path} is a folder" in refusal(entry("--mock", JWT_SECRET_FILE=str(tmp_path)))
 
 
 def test_the_whole_service_with_the_mock_serves_through_the_proxy_is_healthy_and_stops() -> None:

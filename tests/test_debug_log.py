@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -180,3 +181,31 @@ os.kill(os.getpid(), signal.SIGSEGV)
     assert run.returncode < 0 and b"Fatal" not in run.stderr
     assert "Timeout" in text and "in hang_here" in text
     assert "Fatal Python error: Segmentation fault" in text
+
+
+@pytest.mark.parametrize("leads_to", ["foreign", "nowhere"])
+def test_a_link_in_the_folders_place_is_refused_and_what_it_leads_to_stays_as_it_is(
+    tmp_path: Path, leads_to: str
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o755)
+    (tmp_path / "debug_logs").symlink_to(tmp_path / leads_to)
+    with pytest.raises(SettingError, match=rf"cannot write into {tmp_path}/debug_logs: it is a symbolic link; [^\n]*$"):
+        check_debug_folder(Settings(cache_dir=str(tmp_path), backend_debug=True))
+    with pytest.raises(OSError, match="symbolic link"):
+        DebugLog(tmp_path / "debug_logs", "backend-7000")
+    assert stat.S_IMODE(foreign.stat().st_mode) == 0o755 and list(foreign.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_fifo_in_the_stack_traces_place_is_refused_and_never_waited_for(tmp_path: Path, has_reader: bool) -> None:
+    folder = tmp_path / "debug_logs"
+    folder.mkdir()
+    os.mkfifo(folder / "stack_trace-7000")
+    with contextlib.ExitStack() as cleanup:
+        if has_reader:
+            cleanup.callback(os.close, os.open(folder / "stack_trace-7000", os.O_RDONLY | os.O_NONBLOCK))
+        with pytest.raises(SettingError, match=rf"cannot write {folder}/stack_trace-7000: [^\n]*$"):
+            check_debug_folder(Settings(cache_dir=str(tmp_path), backend_debug=True))
+        with pytest.raises(OSError, match="stack_trace-7000"):
+            StackTrace(folder, 7000)

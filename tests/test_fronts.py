@@ -11,7 +11,7 @@ import pytest
 
 from inference_api.config import Settings
 from inference_api.errors import SettingError
-from inference_api.fronts import bind_fronts, refuse_taken_ports
+from inference_api.fronts import Front, bind_fronts, bind_port, refuse_taken_ports
 
 
 @pytest.fixture
@@ -66,3 +66,32 @@ def test_the_proxy_gets_its_own_secret_and_not_flasks(monkeypatch: pytest.Monkey
     assert "f" * 32 in server.environ.values() and "j" * 32 not in server.environ.values()
     assert "j" * 32 in proxy.environ.values() and "f" * 32 not in proxy.environ.values()
     assert "k" * 32 in server.environ.values() and "k" * 32 in proxy.environ.values()
+
+
+@pytest.mark.parametrize(
+    ("bind", "proxy_bind"), [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1")]
+)
+def test_one_port_for_the_server_and_the_proxy_is_refused_with_both_settings(bind: str, proxy_bind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = f"INFERENCE_API_PORT and PROXY_PORT .* are both {port}; change one"
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingError, match=line):
+        bind_fronts(Settings(bind=bind, port=port), (proxy_bind, port), cleanup)
+
+
+def test_one_port_on_two_addresses_is_two_listeners() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with contextlib.ExitStack() as cleanup:
+        for front in bind_fronts(Settings(port=port), ("127.0.0.2", port), cleanup):
+            front.listen()
+
+
+def test_an_address_that_is_taken_between_binding_and_listening_is_one_line() -> None:
+    with contextlib.ExitStack() as cleanup:
+        first = bind_port("127.0.0.1", 0, "FIRST", cleanup)
+        port = first.getsockname()[1]
+        second = bind_port("127.0.0.1", port, "SECOND", cleanup)
+        first.listen()
+        with pytest.raises(SettingError, match=rf"^SECOND: cannot listen on 127.0.0.1:{port}: Address already in use;"):
+            Front("gunicorn", second, [], {}, "SECOND").listen()

@@ -10,6 +10,14 @@ import pytest
 from inference_api import half_finished
 
 
+def mount(point: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel's list say that something is mounted at `point`; to mount really may take rights that we lack."""
+    table = point.parent.parent / "mountinfo"
+    name = str(point).replace("\\", r"\134").replace(" ", r"\040").replace("\n", r"\012")
+    table.write_text(f"22 1 0:20 / / rw - ext4 /dev/a rw\n36 22 0:20 /home {name} rw,relatime - ext4 /dev/a rw\n")
+    monkeypatch.setattr(half_finished, "MOUNTS", table)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = half_finished.make(tmp_path / "model-v1")
@@ -78,3 +86,47 @@ def test_what_goes_wrong_inside_leaves_nothing_and_a_rename_keeps_the_folder(tmp
     with half_finished.beside(tmp_path / "a") as folder:
         folder.rename(tmp_path / "a")
     assert (tmp_path / "a" / half_finished.MARKER_FILE).is_file()
+
+
+@pytest.mark.parametrize("name", ["photos", "my photos", "a\\134b\n"])
+def test_a_folder_with_a_mount_in_it_is_swept_by_nobody(
+    folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = folder / "below" / name
+    inside.mkdir(parents=True)
+    (inside / "year.jpg").write_text("x")
+    mount(inside, monkeypatch)
+    half_finished.sweep(tmp_path / "model-v1")
+    with pytest.raises(OSError, match="unmount it first"):
+        half_finished.remove(folder)
+    assert (inside / "year.jpg").is_file() and (folder / "model.safetensors").is_file()
+    assert half_finished.is_half_finished(folder)
+
+
+def test_a_folder_that_is_a_mount_itself_is_not_emptied_and_its_neighbour_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "deep").mkdir()
+    mount(folder, monkeypatch)
+    neighbour = half_finished.make(tmp_path / "model-v1")
+    half_finished.sweep(tmp_path / "model-v1")
+    assert (folder / "model.safetensors").is_file() and not neighbour.exists()
+
+
+def test_a_mount_is_seen_through_a_link_to_the_folder_above_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "photos").mkdir()
+    mount(folder / "photos", monkeypatch)
+    alias = tmp_path / "alias"
+    alias.symlink_to(tmp_path)
+    with pytest.raises(OSError, match="unmount it first"):
+        half_finished.remove(alias / folder.name)
+
+
+def test_what_nobody_can_tell_the_mounts_of_stays(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_finished, "MOUNTS", tmp_path / "none")
+    half_finished.sweep(tmp_path / "model-v1")
+    assert (folder / "model.safetensors").is_file()

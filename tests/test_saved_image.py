@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,25 @@ def test_a_place_that_cannot_be_written_is_one_line_with_what_to_do(image: Model
 def test_a_suffix_that_cannot_end_a_folders_name_is_refused(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(ModelError, match="cannot end a folder's name"):
         SavedImage.named(tmp_path, "tiny", suffix)
+
+
+def test_a_disk_that_fills_up_in_the_middle_is_told_by_the_place_that_is_full(
+    image: ModelImage, saved: SavedImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+
+    monkeypatch.setattr(saved_image.shutil, "copyfile", fill)
+    with pytest.raises(ModelError, match=rf"No space left on device: {saved.folder}/.*; free some space") as caught:
+        saved.save(image, quiet)
+    assert str(image.path) not in str(caught.value)
+    assert list(saved.folder.iterdir()) == []
+
+
+def test_a_link_to_nothing_in_an_images_place_is_told_as_what_it_is(image: ModelImage, saved: SavedImage) -> None:
+    saved.folder.mkdir(parents=True)
+    saved.path.symlink_to("nowhere")
+    with pytest.raises(ModelError, match=r"provided tti path exists: .*; delete the link or choose another"):
+        saved.save(image, quiet)
+    with pytest.raises(ModelError, match="is a link that leads to no folder; repair it, or delete it and save again"):
+        saved.load(quiet)

@@ -343,3 +343,21 @@ def test_a_wrong_setting_ends_with_status_one_and_its_name(
     monkeypatch.setenv("INFERENCE_API_ROWS", "many")
     assert main(["--mock"]) == 1
     assert "INFERENCE_API_ROWS='many' is not an integer" in capsys.readouterr().err
+
+
+def test_the_time_until_ready_counts_from_that_backends_own_start(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with socket.socket() as listener:
+        stage.supervisor._listener = listener
+        monkeypatch.setattr(supervisor_module.Child, "start", lambda name, *_, **__: FakeChild(name))
+        monkeypatch.setattr(stage.supervisor, "_add_child", lambda _child, _on_exit: None)
+        monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: NOW + 100.0)
+        stage.supervisor._start_backend()
+        control = stage.supervisor._control
+        monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: NOW + 102.5)
+        stage.report(READY)
+        stage.supervisor._selector.unregister(control)  # type: ignore[arg-type]
+        control.close()  # type: ignore[union-attr]
+    assert "backend is ready after 2.5 s" in caplog.messages

@@ -39,7 +39,13 @@ class ProxyProcess:
     """Hold one running proxy; its output is collected line by line."""
 
     def __init__(
-        self, upstream_port: int, *arguments: str, cwd: Path = ROOT, script: str = "proxy/proxy.py", **settings: str
+        self,
+        upstream_port: int,
+        *arguments: str,
+        cwd: Path = ROOT,
+        script: str = "proxy/proxy.py",
+        start_new_session: bool = False,
+        **settings: str,
     ):
         environment = {
             "PATH": os.environ["PATH"],
@@ -55,6 +61,7 @@ class ProxyProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=start_new_session,
         )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._collect, name="proxy-output")

@@ -210,13 +210,13 @@ def _end(service: Service) -> None:
     try:
         service.process.wait(10)
         wait_for(lambda: not service.pids(), 2.0, "end of every process")
-    except (subprocess.TimeoutExpired, AssertionError):
+    except (subprocess.TimeoutExpired, AssertionError) as error:
         left = {pid: command_line(pid) for pid in service.pids()}
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         service.process.wait(10)
-        raise AssertionError(f"processes left behind: {left}\n{service.log.read_text()}") from None
+        raise AssertionError(f"processes left behind: {left}\n{service.log.read_text()}") from error
 
 
 def _all_pids() -> list[int]:

@@ -211,3 +211,17 @@ def test_thirty_two_streams_at_once_keep_to_themselves() -> None:
             expected = "".join(f"{number}:{step}" for step in range(20))
             assert client.read_answer()[2].decode() == expected
             client.sock.close()
+
+
+def test_ctrl_c_ends_it_at_once_with_0_and_without_a_traceback() -> None:
+    # In a terminal the arbiter and its worker both get the signal, and the worker gets the arbiter's on top.
+    with ScriptedUpstream() as scripted, ProxyProcess(scripted.port, start_new_session=True) as proxy:
+        with RawClient(proxy.port) as client:
+            client.request("POST", "/inference/m", body=b"{}")
+            scripted.accept().start_stream()
+            client.read_head()
+            os.killpg(proxy.process.pid, signal.SIGINT)
+            started = time.monotonic()
+            assert proxy.wait() == 0
+            assert seconds_since(started) < 5
+        assert [line for line in proxy.lines if not line.startswith(("http server ", "[Transaction] "))] == []

@@ -11,12 +11,13 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.raw_http import RawStream
-from tests.integration.service import SLOW_START, Service, running_command, running_service, wait_for
+from tests.integration.service import ROOT, SLOW_START, Service, free_port, running_command, running_service, wait_for
 
 RATE: dict[str, Any] = {**SLOW_START, "INFERENCE_API_MOCK_TOKENS_PER_SECOND": "40"}
 STOP_SECONDS = 5.0
@@ -46,6 +47,20 @@ def test_a_taken_port_of_the_proxy_is_one_line_and_exit_status_1() -> None:
             assert service.process.wait(10) == 1
             (line,) = error_lines(service)
             assert "PROXY_PORT" in line and port in line and line.endswith("take another port")
+
+
+def test_one_port_for_the_server_and_the_proxy_is_one_line_that_names_both_settings() -> None:
+    port = str(free_port())
+    with running_service("--proxy-port", port, wait=False, INFERENCE_API_PORT=port) as service:
+        assert service.process.wait(10) == 1
+        (line,) = error_lines(service)
+        assert "INFERENCE_API_PORT and PROXY_PORT" in line and port in line
+
+
+def test_a_relative_cache_folder_counts_from_where_the_service_is_started(tmp_path: Path) -> None:
+    with running_service(INFERENCE_API_CACHE_DIR=os.path.relpath(tmp_path / "cache", ROOT)) as service:
+        assert service.ask("/inference/mock", {"text": "x", "max_tokens": 2}) == "12"
+    assert (tmp_path / "cache").is_dir()
 
 
 def test_a_second_service_in_the_same_run_folder_is_one_line_and_exit_status_1() -> None:

@@ -1,9 +1,9 @@
 """Remove from the cache root what this service has made, and nothing else: the program behind scripts/clean.
 
 A start makes it again, all but a saved image whose model is gone. Knows its own things by a manifest, a marker or
-the hub's names, never by their place alone; follows no symbolic link; refuses while a service runs on the cache or a
-model is prepared there. A folder is renamed and marked before it is emptied, so that a start meets it whole or not at
-all. Needs the standard library only. The secret and every foreign file stay.
+the hub's names, never by their place alone; follows no symbolic link and enters no mount; refuses while a service runs
+on the cache or a model is prepared there. A folder is renamed and marked before it is emptied, so that a start meets it
+whole or not at all. Needs the standard library only. The secret and every foreign file stay.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def size_bytes(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder that is first renamed out of the way; raises OSError."""
+    """Remove a file, or a folder that is first renamed out of the way; raises OSError, for a mount too."""
+    half_finished.refuse_mounts(path)
     if not _is_folder(path):
         path.unlink()
         return
@@ -155,7 +156,11 @@ def remove(path: Path) -> None:
         with contextlib.suppress(OSError):  # a disk may be so full that it takes no name more
             half_finished.mark(path)
         aside = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
-        path.rename(aside)
+        try:
+            path.rename(aside)
+        except OSError:
+            half_finished.unmark(path)
+            raise
     half_finished.remove(aside)
 
 
@@ -177,10 +182,10 @@ def locked(settings: Settings, *, everything: bool) -> Iterator[None]:
 
 def refuse_users(settings: Settings, *, everything: bool) -> None:
     """Raise CleanError for a service that uses what would go: by its lock and its image's link, or by its process."""
-    cache = settings.cache_path.resolve()
+    key = _key(settings.cache_path)
     for run_dir in {settings.run_path, *Path(tempfile.gettempdir()).glob(f"inference_api-{os.getuid()}-*")}:
         link = run_dir / settings.image_link.name
-        if is_locked(run_dir / "lock") and link.is_symlink() and link.resolve().is_relative_to(cache):
+        if is_locked(run_dir / "lock") and link.is_symlink() and _is_within(link.resolve(), key):
             raise CleanError(f"a service runs on {settings.cache_path} (run folder {run_dir}); stop it first")
     for process, words, environ in _processes():
         # An editor of one of our files is no service; gunicorn's own command line is one of python too.
@@ -190,8 +195,29 @@ def refuse_users(settings: Settings, *, everything: bool) -> None:
             raise CleanError(f"a service runs from {VENV} (process {process}); stop it first")
         # A process with wrong settings is about to end.
         with contextlib.suppress(SettingError):
-            if Settings.from_environ(environ).cache_path.resolve() == cache:
+            theirs = Settings.from_environ(environ)
+            # As it was given: a relative path is one from that process's folder, not from this one's.
+            if _key(_as_seen_by(process, Path(theirs.cache_dir or theirs.cache_path).expanduser())) == key:
                 raise CleanError(f"a service runs on {settings.cache_path} (process {process}); stop it first")
+
+
+def _key(path: Path) -> tuple[int, int] | None:
+    """Return what a folder is, whatever path leads to it (a bind mount gives it a second one); None if not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_within(path: Path, key: tuple[int, int] | None) -> bool:
+    return key is not None and any(_key(above) == key for above in (path, *path.parents))
+
+
+def _as_seen_by(process: str, path: Path) -> Path:
+    """Return a path that leads where `path` leads that process: it may have another folder, or another root."""
+    within = Path("/proc") / process
+    return within / "root" / path.relative_to("/") if path.is_absolute() else within / "cwd" / path
 
 
 def _processes() -> Iterator[tuple[str, list[str], dict[str, str]]]:
@@ -215,32 +241,52 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+def _escaped(text: object) -> str:
+    """Return a path or a message in one line that no terminal obeys, whatever characters a name has."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
+
+
+def _why(fault: OSError) -> str:
+    where = f" ({_escaped(fault.filename)})" if fault.filename else ""
+    return f"{fault.strerror or fault}{where}"
+
+
 def _shown(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
-def clean(settings: Settings, *, everything: bool, dry_run: bool) -> None:
-    """Remove, or with `dry_run` only list, what there is; raises CleanError and OSError."""
+def clean(settings: Settings, *, everything: bool, dry_run: bool) -> int:
+    """Remove, or with `dry_run` only list, what there is; return how many things had to be left, each told in a line.
+
+    Raises CleanError, and OSError for a cache root that cannot be read.
+    """
     findings = find_items(settings, everything=everything)
+    removed: list[Item] = []
     total = 0
     for item in findings.items:
-        size = size_bytes(item.path)
+        try:
+            half_finished.refuse_mounts(item.path)
+            size = size_bytes(item.path)
+            if not dry_run:
+                remove(item.path)
+        except OSError as fault:
+            print(f"ERROR: {_escaped(item.path)} cannot be removed: {_why(fault)}", file=sys.stderr)
+            continue
+        removed.append(item)
         total += size
-        if not dry_run:
-            remove(item.path)
-        print(f"{'would remove' if dry_run else 'removed'}  {item.what}  {item.path}  {_shown(size)}", flush=True)
+        verb = "would remove" if dry_run else "removed"
+        print(f"{verb}  {item.what}  {_escaped(item.path)}  {_shown(size)}", flush=True)
     for path in findings.kept:
-        print(f"kept, not ours  {path}")
-    if any(item.what == SAVED_IMAGE for item in findings.items):
+        print(f"kept, not ours  {_escaped(path)}")
+    if any(item.what == SAVED_IMAGE for item in removed):
         print("a saved image whose model is gone cannot be made again: keep a copy of it elsewhere")
     tense = "would be " if dry_run else ""
-    print(
-        f"{len(findings.items)} {tense}removed, {_shown(total)} {tense}freed" if findings.items else "nothing to remove"
-    )
+    print(f"{len(removed)} {tense}removed, {_shown(total)} {tense}freed" if removed else "nothing to remove")
+    return len(findings.items) - len(removed)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run once; return 0, or 1 after one line on standard error. A wrong option is status 2."""
+    """Run once; return 0, or 1 after a line on standard error for each fault. A wrong option is status 2."""
     parser = OneLineParser(
         prog="scripts/clean",
         description="Remove model images, saved ones too, debug logs and half-finished folders from the cache root.",
@@ -253,14 +299,15 @@ def main(arguments: list[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             if not options.dry_run and settings.cache_path.is_dir():
                 stack.enter_context(locked(settings, everything=options.all))
-            clean(settings, everything=options.all, dry_run=options.dry_run)
+            num_left = clean(settings, everything=options.all, dry_run=options.dry_run)
     except (CleanError, SettingError) as fault:
-        print(f"ERROR: {fault}", file=sys.stderr)
+        print(f"ERROR: {_escaped(fault)}", file=sys.stderr)
         return 1
     except OSError as fault:
-        print(f"ERROR: {fault.filename or 'the cache'} cannot be cleaned: {fault.strerror}", file=sys.stderr)
+        place = _escaped(fault.filename or "the cache")
+        print(f"ERROR: {place} cannot be cleaned: {fault.strerror}", file=sys.stderr)
         return 1
-    return 0
+    return 1 if num_left else 0
 
 
 if __name__ == "__main__":

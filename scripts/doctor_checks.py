@@ -1,7 +1,8 @@
 """Say what would stop a start of this service, and what to do: the program behind scripts/doctor.
 
-Reads settings, secret, ports, cache, model and memory as a start would, and changes none of them. Runs with .venv's
-Python, or with the system's before there is a .venv: what needs a package is then told later. Never prints a secret.
+Reads settings, secret, ports, cache, model and memory as a start would, changes none, and has the proxy check its own.
+Runs with .venv's Python, or with the system's before there is a .venv: what needs a package is then told later. Never
+prints a secret.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import dataclasses
 import http.client
 import json
 import os
+import secrets
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,13 +28,22 @@ from doctor_machine import (  # noqa: E402
     check_packages,
     check_port,
     check_python,
+    lock_owner_ports,
 )
 
 from inference_api.backend.memory import check_memory, free_bytes  # noqa: E402
 from inference_api.cache_folder import is_locked  # noqa: E402
-from inference_api.config import LOOPBACK_HOSTS, Settings, jwt_secret, proxy_bind  # noqa: E402
+from inference_api.command_line import refuse_model_settings_with_the_mock  # noqa: E402
+from inference_api.config import (  # noqa: E402
+    LOOPBACK_HOSTS,
+    Settings,
+    jwt_secret,
+    proxy_bind,
+    proxy_environ,
+)
 from inference_api.errors import InferenceApiError, SettingError  # noqa: E402
 from inference_api.half_finished import is_half_finished  # noqa: E402
+from inference_api.logs import printable  # noqa: E402
 from inference_api.options import OneLineParser  # noqa: E402
 
 PROXY_PORT = 1223
@@ -43,6 +55,8 @@ DEFAULT_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
 """What the default model takes in memory, in fp32: 30 layers of keys and values, 3 heads of 64 (its config.json)."""
 DEFAULT_CONTEXT_TOKENS = 8192
 HEALTH_SECONDS = 2.0
+PROXY_SECONDS = 20.0
+"""Longest time that the proxy may take to check its settings."""
 
 
 def check_secret(settings: Settings, environ: dict[str, str]) -> list[Finding]:
@@ -83,6 +97,11 @@ def find_service(settings: Settings) -> Finding | None:
     """Return how the service with these settings does, if it runs; a second one would be stopped by its lock."""
     if not is_locked(settings.run_path / "lock"):
         return None
+    ports = lock_owner_ports(settings.run_path / "lock")
+    if ports and settings.port not in ports:
+        shown = ", ".join(map(str, ports))
+        text = f"another service runs in {settings.run_path}, on port {shown} and not on {settings.port}"
+        return Finding("service", "fault", text, "give this one an INFERENCE_API_RUN_DIR of its own, or stop that one")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.bind, settings.bind)  # noqa: S104 - compared, not bound
     connection = http.client.HTTPConnection(host, settings.port, timeout=HEALTH_SECONDS)
     try:
@@ -103,7 +122,38 @@ def check_ports(settings: Settings, environ: dict[str, str]) -> list[Finding]:
     findings = check_port("port", settings.bind, settings.port, "stop that process, or set INFERENCE_API_PORT")
     if not text.isdigit() or not 1 <= int(text) <= 65535:
         return [*findings, Finding("port", "fault", f"PROXY_PORT={text[:16]!r} is no port", "take one of 1 to 65535")]
+    binds = {settings.bind, proxy_bind()}
+    if int(text) == settings.port and (len(binds) == 1 or binds & {"0.0.0.0", "::"}):  # noqa: S104 - compared, not bound
+        fault = f"server and proxy both want port {text}"
+        return [*findings, Finding("port", "fault", fault, "set INFERENCE_API_PORT or PROXY_PORT to another")]
     return findings + check_port("port", proxy_bind(), int(text), "stop that process, or set PROXY_PORT")
+
+
+def check_proxy(settings: Settings) -> list[Finding]:
+    """Have the proxy check its settings and its policy, as at a start; blocks for about a second.
+
+    The secret has a check of its own, and the internal key is made by a start: random ones stand in for both.
+    """
+    if not os.access(ROOT / ".venv" / "bin" / "python", os.X_OK):
+        return []
+    environ = {**proxy_environ(settings), "JWT_SECRET": secrets.token_hex(32)}
+    if not settings.internal_auth_key and not settings.internal_auth_key_file:
+        del environ["INTERNAL_AUTH_KEY_FILE"]
+        environ["INTERNAL_AUTH_KEY"] = secrets.token_hex(32)
+    command = [sys.executable, "-m", "proxy.proxy", "--check", "--bind", proxy_bind(), "--hostname", settings.url]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PROXY_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        text = f"its settings could not be looked at in {PROXY_SECONDS:g} s"
+        return [Finding("proxy", "warning", text, "try again when the machine is less busy")]
+    if done.returncode == 0:
+        return [Finding("proxy", "ok", "its settings are sound")]
+    last = (done.stderr.splitlines() or ["it said nothing"])[-1]
+    if not last.startswith("ERROR: "):
+        return [Finding("proxy", "warning", f"its settings could not be looked at: {last}", "see packages above")]
+    return [Finding("proxy", "fault", last.removeprefix("ERROR: "), "docs/proxy.md lists names and bounds")]
 
 
 def check_model(settings: Settings) -> tuple[list[Finding], int]:
@@ -215,11 +265,13 @@ def diagnose(options: argparse.Namespace, environ: dict[str, str]) -> list[Findi
     given = {"INFERENCE_API_MODEL": options.model, "INFERENCE_API_ENGINE": "mock" if options.mock else None}
     try:
         settings = Settings.from_environ(environ, **{name: text for name, text in given.items() if text is not None})
+        refuse_model_settings_with_the_mock(settings)
     except SettingError as error:
         return [*findings, Finding("settings", "fault", str(error), "docs/settings.md lists names and bounds")]
     findings.append(Finding("settings", "ok", f"engine {settings.engine}, {settings.rows} rows"))
     findings += check_packages(ROOT, () if settings.engine == "mock" else ("model",))
     findings += check_secret(settings, environ)
+    findings += check_proxy(settings)
     service = find_service(settings)
     model, model_bytes = check_model(settings)
     if service is not None:
@@ -252,9 +304,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if starts else 1
     for finding in findings:
         level = finding.level if finding.level == "ok" else finding.level.upper()
-        print(f"{level:<8} {finding.check:<10} {finding.text}")
+        print(f"{level:<8} {finding.check:<10} {printable(finding.text)}")
         if finding.advice:
-            print(f"{'':<19} -> {finding.advice}")
+            print(f"{'':<19} -> {printable(finding.advice)}")
     if any(finding.check == "service" for finding in findings):
         print("the service runs already; another start would fail")
     else:

@@ -38,6 +38,13 @@ def check_python(root: Path) -> list[Finding]:
     """Tell the version, and whether .venv is there or can be made."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     findings = [Finding("python", "ok", f"Python {version}")]
+    try:
+        (root / ".venv" / "bin" / "python").stat()
+    except PermissionError:
+        advice = f"make {root / '.venv'} yours again, or remove it: scripts/serve makes a new one"
+        return [*findings, Finding("venv", "fault", ".venv cannot be entered: Permission denied", advice)]
+    except OSError:
+        pass
     if _is_program(root / ".venv" / "bin" / "python"):
         return [*findings, Finding("venv", "ok", ".venv is there")]
     if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
@@ -107,20 +114,41 @@ def check_port(check: str, host: str, port: int, advice: str) -> list[Finding]:
 
 def port_owner(port: int) -> str | None:
     """Return the process that listens on a port as `process ID (name)`, or None if it is another user's."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        if Path(table).exists():
-            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
-            # State 0A is LISTEN; column 9 is the socket's inode (proc_net(5)).
-            inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    sockets = {name for name, listens_on in _listening_sockets().items() if listens_on == port}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            targets = {os.readlink(link) for link in (process / "fd").iterdir()}
-            if targets & {f"socket:[{inode}]" for inode in inodes}:
+            if sockets & {os.readlink(link) for link in (process / "fd").iterdir()}:
                 return f"process {process.name} ({(process / 'comm').read_text().strip()})"
         except OSError:
             continue
     return None
+
+
+def lock_owner_ports(file: Path) -> list[int]:
+    """Return the ports on which the process listens that holds the lock on `file`; none if that cannot be seen."""
+    inode = str(file.stat().st_ino)
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        # `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END` (proc_locks(5)). The device is not compared:
+        # some file systems have another one here than stat(2) tells.
+        if words[1] == "FLOCK" and words[3] == "WRITE" and words[5].rpartition(":")[2] == inode:
+            try:
+                names = {os.readlink(link) for link in Path(f"/proc/{words[4]}/fd").iterdir()}
+            except OSError:
+                continue
+            return sorted({port for name, port in _listening_sockets().items() if name in names})
+    return []
+
+
+def _listening_sockets() -> dict[str, int]:
+    """Return the port of every TCP socket that listens, by the name that /proc/PID/fd gives it."""
+    ports = {}
+    for table in filter(Path.exists, map(Path, ("/proc/net/tcp", "/proc/net/tcp6"))):
+        for row in (line.split() for line in table.read_text().splitlines()[1:]):
+            # State 0A is LISTEN; column 9 is the socket's inode (proc_net(5)).
+            if row[3] == "0A":
+                ports[f"socket:[{row[9]}]"] = int(row[1].rpartition(":")[2], 16)
+    return ports
 
 
 def check_folder(check: str, folder: Path, needed_bytes: int, setting: str) -> list[Finding]:
@@ -154,4 +182,7 @@ def check_cores(num_threads: int, cgroup: Path = Path("/sys/fs/cgroup")) -> list
 
 
 def _is_program(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    try:
+        return path.is_file() and os.access(path, os.X_OK)
+    except PermissionError:
+        return False

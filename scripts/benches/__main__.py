@@ -17,10 +17,11 @@ from inference_api.errors import InferenceApiError
 from inference_api.options import OneLineParser
 
 MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http"}
+INTERRUPTED_STATUS = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one bench; return the exit status. A wrong option or name is one line and status 2."""
+    """Run one bench; return the exit status. A wrong option or name is one line and status 2, Ctrl-C one and 130."""
     parser = OneLineParser(prog="scripts/bench", description="Measure this service from a client's socket.")
     parser.add_argument("name", choices=MODULES, help="what to measure")
     size = parser.add_mutually_exclusive_group()
@@ -34,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (BenchError, InferenceApiError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED_STATUS
     seconds = round(time.monotonic() - began, 1)
     line = {"bench": options.name, "size": options.size, "machine": machine(), "seconds": seconds, **figures}
     print(json.dumps(line))

@@ -25,7 +25,7 @@ from benches.real_model import (
     run_jobs,
     running_model,
 )
-from benches.service import STOP_SECONDS, BenchError, service_environ
+from benches.service import STOP_SECONDS, BenchError, ending_with_this_process, service_environ
 from benches.workload import SIZES, Job, make_jobs
 from inference_api.server.tokenizer import Tokenizer
 
@@ -75,9 +75,9 @@ class _EngineAlone:
     @contextlib.contextmanager
     def started(cls, image: Path, tokenizer: Tokenizer) -> Iterator[_EngineAlone]:
         """Run the child until the block ends; blocks until its engine is warm."""
-        command = [sys.executable, "-m", "benches.in_process", str(image)]
+        command = ending_with_this_process(["-m", "benches.in_process", str(image)])
         pipe, environ = subprocess.PIPE, service_environ(SETTINGS)
-        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True, process_group=0)
         try:
             if process.stdin is None or process.stdout is None or not process.stdout.readline():
                 raise BenchError("the engine alone did not start; its message stands above")

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benches.figures import ROOT
-from benches.service import BenchError, Service, Target, running_service
+from benches.service import BenchError, Service, Target, ending_with_this_process, running_service
 from benches.streams import Answer, make_request, run_streams
 from benches.workload import Job
 from inference_api.config import Settings
@@ -44,10 +43,12 @@ def prepare_image() -> Path:
     The model is the default one unless INFERENCE_API_MODEL says otherwise. Raises SettingError or BenchError.
     """
     settings = Settings.from_environ()
-    command = [sys.executable, "-m", "inference_api.prepare", "--cache", str(settings.cache_path)]
+    command = ["-m", "inference_api.prepare", "--cache", str(settings.cache_path)]
     command += ["--model", settings.model] if settings.model else []
     command += ["--hf-cache", str(settings.hf_cache_path)]
-    prepared = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    prepared = subprocess.run(
+        ending_with_this_process(command), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, process_group=0
+    )
     if prepared.returncode:
         raise BenchError("the model could not be prepared; its message stands above")
     return Path(prepared.stdout.strip())

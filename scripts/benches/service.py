@@ -146,10 +146,20 @@ def service_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os
     return {**inherited, **settings}
 
 
+def ending_with_this_process(command: Sequence[str]) -> list[str]:
+    """Return the command line of a Python program that the kernel ends with this process, however that is killed.
+
+    `command` is what follows `python`. Start it in a process group of its own: Ctrl-C is the bench's alone to handle.
+    """
+    return [sys.executable, "-m", "inference_api.child", str(os.getpid()), sys.executable, *command]
+
+
 @contextlib.contextmanager
 def _running(command: Sequence[str], environ: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environ, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            ending_with_this_process(command), cwd=ROOT, env=environ, stdout=out, stderr=out, process_group=0
+        )
     try:
         yield process
     finally:

@@ -152,7 +152,8 @@ class Client:
             with self.get("/info") as answer:
                 body = answer.read_all().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or error
+            # A server that speaks no HTTP has its own first line quoted.
+            reason = _one_line(str(getattr(error, "strerror", None) or error))
             raise TargetError(
                 f"nothing answers at {url} ({reason}); start it with scripts/serve, or use --mock"
             ) from None
@@ -162,9 +163,10 @@ class Client:
             raise TargetError(
                 f"AUTHORIZATION {named} at {url} ({answer.status}: {message}); scripts/jwt_util.py makes one"
             )
-        if answer.status != 200 or not body.startswith("{"):
+        info = _service_info(body) if answer.status == 200 else None
+        if info is None:
             raise TargetError(f"{url}/info answers {answer.status}: {message}; is this the service, and is it ready?")
-        self.info = json.loads(body)
+        self.info = info
         return self
 
     @property
@@ -198,7 +200,10 @@ class Client:
 
     def num_tokens(self, stream: Stream) -> int:
         """Return how many tokens an answer had: chunks cannot tell, several tokens may share one."""
-        return int(self.view(stream.request_id)["num_completion_tokens"])
+        count = self.view(stream.request_id).get("num_completion_tokens")
+        if not isinstance(count, int):
+            raise TargetError(f"{self.target.base_url}/v1/requests tells no number of tokens; is this the service?")
+        return count
 
     def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Stream:
         secure = self._parts.scheme == "https"
@@ -218,9 +223,26 @@ class Client:
 def _message_of(body: str) -> str:
     """Return an error body's message, or the beginning of whatever came instead, in one line."""
     try:
-        return str(json.loads(body)["message"])
+        return _one_line(str(json.loads(body)["message"]))
     except (ValueError, KeyError, TypeError):
-        return " ".join(body.split())[:80] or "nothing"
+        return _one_line(body) or "nothing"
+
+
+def _one_line(text: str) -> str:
+    """Return the beginning of a text as one line that no terminal obeys."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))[:200]
+
+
+def _service_info(body: str) -> dict[str, Any] | None:
+    """Return what /info tells, or None if it is not what this service tells there."""
+    try:
+        info = json.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(info, dict) or not all(isinstance(info.get(name), str) for name in ("engine", "digest")):
+        return None
+    models = info.get("models")
+    return info if isinstance(models, list) and models and isinstance(models[0], str) else None
 
 
 def chat_events(body: bytes) -> list[tuple[str, Any]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
 from tests.integration.service import free_port
@@ -77,3 +80,53 @@ def test_a_99th_percentile_needs_a_thousand_samples() -> None:
     assert spread_text(few) == "p50 1.0, all below 500.0 (of 999)"
     assert spread_text(many) == "p50 1.0, p99 1.0 (of 1000)"
     assert spread_text(spread([])) == "none"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b"{broken",
+        b'{"models": [], "engine": "e", "digest": "d"}',
+        b'{"models": ["m"], "engine": "e"}',
+        b"no\nservice \x1b[2J",
+    ],
+)
+def test_a_server_whose_info_is_not_ours_is_refused_in_one_line(body: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with pytest.raises(TargetError, match=r"^[ -~]*/info answers 200: [ -~]*$"):
+        connect_to_one_that_says(head + body)
+
+
+def test_a_server_that_speaks_no_http_is_refused_in_one_line() -> None:
+    with pytest.raises(TargetError, match=r"^nothing answers at [ -~]*220 ready[ -~]*$"):
+        connect_to_one_that_says(b"220 ready \x1b[2J\r\n")
+
+
+def test_a_service_that_tells_no_number_of_tokens_is_named() -> None:
+    with stub_service() as url:
+        client = Client(Target.parse(url)).connect()
+        with client.generate("x") as stream:
+            stream.read_all()
+        client.view = lambda _request_id: {}  # type: ignore[method-assign]
+        with pytest.raises(TargetError, match="tells no number of tokens"):
+            client.num_tokens(stream)
+
+
+def connect_to_one_that_says(answer: bytes) -> None:
+    """Connect a client to a server that answers its first call with these bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            Client(Target.parse(f"http://127.0.0.1:{listener.getsockname()[1]}"), 10.0).connect()
+        finally:
+            thread.join()

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from tests.live.client import Client, Stream, spread, start_threads, text_of
+from tests.live.client import Client, Stream, TargetError, spread, start_threads, text_of
 from tests.live.program import FAILED_STATUS, connected_client, make_parser, positive, print_result, run_program
 from tests.live.test_inference_api_load import PROMPTS_FILE, read_prompts
 
@@ -43,7 +43,7 @@ class LiveLine:
                 while stream.read_chunk() is not None:
                     self.state = "running" if stream.status == 200 else str(stream.status)
             self.state = self._end_of(client, stream)
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TargetError) as error:
             self.state = f"failed: {type(error).__name__}"
 
     def _end_of(self, client: Client, stream: Stream) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import os
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inference_api.config import SWITCHES, Settings
+from tests.integration.service import wait_for
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"samples", "p50", "max"}
@@ -144,3 +148,59 @@ def test_the_engine_alone_gets_the_settings_of_the_service_beside_it(monkeypatch
     (environ,) = given
     assert Settings.from_environ(environ).rows == Settings().rows
     assert environ == over_http.service_environ(over_http.SETTINGS)
+
+
+@contextlib.contextmanager
+def bench_with_its_service(scratch: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start a bench as from a terminal; yield it with the ids of what it has started once its service is up."""
+    command = [str(ROOT / "scripts" / "bench"), "frontend", "--tiny"]
+    environ = {**os.environ, "TMPDIR": str(scratch)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        wait_for(lambda: any(map(is_backend, descendants(process.pid))), 30.0, "a service")
+        pids = descendants(process.pid)
+        try:
+            yield process, pids
+        finally:
+            for pid in living(pids):
+                os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
+def is_backend(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "inference_api.backend.main" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return False
+
+
+def living(pids: list[int]) -> list[int]:
+    """Return which processes still run; a zombie, which nobody may reap here, does not."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(pid)
+    return found
+
+
+def test_ctrl_c_ends_a_bench_in_one_line_and_its_service(tmp_path: Path) -> None:
+    with bench_with_its_service(tmp_path) as (process, pids):
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "interrupted" and "Traceback" not in errors
+    assert living(pids) == []
+
+
+def test_a_bench_that_is_killed_leaves_no_service(tmp_path: Path) -> None:
+    with bench_with_its_service(tmp_path) as (process, pids):
+        process.kill()
+        wait_for(lambda: not living(pids), 20.0, "the end of the service")

@@ -31,10 +31,10 @@ def run(cache: Path, *arguments: str, script: Path = SCRIPT, **environ: str) -> 
 
 
 @contextlib.contextmanager
-def living_process(python: Path, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+def living_process(python: Path, cwd: Path = ROOT, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process that looks like a supervisor to whoever reads its command line, until the block ends."""
     command = [python, "-c", "import sys; sys.stdin.read()", "-m", "inference_api.supervisor"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, cwd=cwd) as process:
         yield process
         process.communicate()
 
@@ -170,6 +170,43 @@ def held(tmp_path: Path) -> Iterator[Path]:
         yield run_dir
 
 
+@pytest.fixture
+def second_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return another path of the cache that no resolving turns into the first, as a bind mount gives it one."""
+    alias = cache.with_name("second")
+    alias.symlink_to(cache)
+    resolve = Path.resolve
+    monkeypatch.setattr(
+        Path, "resolve", lambda path, strict=False: path if path.is_relative_to(alias) else resolve(path, strict)
+    )
+    return alias
+
+
+def test_a_service_that_knows_the_cache_by_another_name_is_found_by_its_process(
+    cache: Path, second_name: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFERENCE_API_CACHE_DIR", str(second_name))
+    with living_process(Path(sys.executable), CACHE_ROOT=str(cache)) as process:
+        assert clean_cache.main([]) == 1
+    assert f"a service runs on {second_name} (process {process.pid})" in capsys.readouterr().err
+    assert (cache / HALF).is_dir()
+
+
+def test_a_service_that_knows_the_cache_by_another_name_is_found_by_its_images_link(
+    cache: Path,
+    held: Path,
+    second_name: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (held / "model_image").symlink_to(cache / f"mock-v{FORMAT_VERSION}")
+    monkeypatch.setenv("INFERENCE_API_CACHE_DIR", str(second_name))
+    monkeypatch.setenv("INFERENCE_API_RUN_DIR", str(held))
+    assert clean_cache.main([]) == 1
+    assert f"a service runs on {second_name} (run folder {held})" in capsys.readouterr().err
+    assert (cache / HALF).is_dir()
+
+
 def test_a_running_service_on_this_cache_is_left_alone(cache: Path, held: Path) -> None:
     (held / "model_image").symlink_to(cache / f"mock-v{FORMAT_VERSION}")
     before = sorted(cache.rglob("*"))
@@ -186,6 +223,12 @@ def test_a_running_service_is_found_by_its_process_wherever_its_run_folder_is(ca
     assert ended.returncode == 1
     assert ended.stderr == f"ERROR: a service runs on {cache} (process {process.pid}); stop it first\n"
     assert run(cache).returncode == 0
+
+
+def test_a_relative_cache_of_a_running_service_counts_from_its_own_folder(cache: Path) -> None:
+    with living_process(Path(sys.executable), cwd=cache.parent, CACHE_ROOT=cache.name) as process:
+        ended = run(cache)
+    assert ended.stderr == f"ERROR: a service runs on {cache} (process {process.pid}); stop it first\n"
 
 
 def test_a_service_on_another_cache_is_no_reason_to_refuse(cache: Path, held: Path, tmp_path: Path) -> None:
@@ -276,7 +319,8 @@ def test_nothing_is_said_to_be_removed_that_could_not_be(
     monkeypatch.setenv("INFERENCE_API_CACHE_DIR", str(cache))
     assert clean_cache.main([]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and err.endswith("cannot be cleaned: Permission denied\n")
+    assert "removed  " not in out and out.endswith("nothing to remove\n")
+    assert err.count("cannot be removed: Permission denied") == len(err.splitlines()) == 5
 
 
 def test_a_saved_image_goes_too_and_the_output_says_what_that_means(cache: Path) -> None:
@@ -298,3 +342,50 @@ def test_an_editor_of_one_of_our_files_is_no_service(cache: Path, tmp_path: Path
         ended = run(cache)
         process.communicate()
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_what_holds_a_mount_is_kept_with_the_reason_and_the_rest_goes(
+    cache: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, photos = cache / f"mock-v{FORMAT_VERSION}", cache / HALF / "photos"
+    photos.mkdir()
+    (photos / "year.jpg").write_text("x")
+    table = cache.parent / "mountinfo"
+    table.write_text("".join(f"36 22 0:20 / {point} rw - ext4 /dev/a rw\n" for point in (image, photos)))
+    monkeypatch.setattr(half_finished, "MOUNTS", table)
+    monkeypatch.setenv("INFERENCE_API_CACHE_DIR", str(cache))
+    assert clean_cache.main(options) == 1
+    out, err = capsys.readouterr()
+    text = "cannot be removed: something is mounted there; unmount it first"
+    assert err == f"ERROR: {image} {text} ({image})\nERROR: {cache / HALF} {text} ({photos})\n"
+    assert (photos / "year.jpg").is_file() and clean_cache.is_image(image)
+    assert not (image / half_finished.MARKER_FILE).exists()
+    assert out.splitlines()[-1].startswith("3 would be removed" if options else "3 removed")
+
+
+def test_an_image_that_cannot_be_renamed_is_left_without_a_marker_and_the_rest_goes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, rename = cache / f"mock-v{FORMAT_VERSION}", Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == image:
+            raise OSError(16, "Device or resource busy", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setenv("INFERENCE_API_CACHE_DIR", str(cache))
+    assert clean_cache.main([]) == 1
+    out, err = capsys.readouterr()
+    assert err == f"ERROR: {image} cannot be removed: Device or resource busy ({image})\n"
+    assert not (image / half_finished.MARKER_FILE).exists()
+    assert out.splitlines()[-1].startswith("4 removed")
+
+
+def test_a_name_that_would_move_the_cursor_or_forge_a_line_is_printed_escaped(cache: Path) -> None:
+    (cache / "x\nremoved  \x1b[2J").mkdir()
+    (cache / os.fsdecode(b"bad\xff")).touch()
+    out = run(cache).stdout
+    assert f"kept, not ours  {cache}/x\\nremoved  \\x1b[2J\n" in out and f"{cache}/bad\\udcff\n" in out
+    assert "\x1b" not in out

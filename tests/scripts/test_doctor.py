@@ -20,7 +20,7 @@ from inference_api import half_finished, prepare
 from inference_api.model_image import build_mock_image
 from inference_api.model_source import find_source
 from inference_api.model_variant import WHOLE_MODEL
-from scripts.doctor_machine import check_cores, check_folder
+from scripts.doctor_machine import check_cores, check_folder, check_packages, check_python
 from tests.integration.service import free_port, running_service
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def test_a_sound_machine_is_ok_in_every_check(environ: dict[str, str]) -> None:
     status, found = report(environ, "--mock")
     assert status == 0
     assert {finding["level"] for finding in found.values()} == {"ok"}
-    assert found.keys() == {"python", "venv", "settings", "packages", "secret", "port", "cache", "model"}
+    assert found.keys() == {"python", "venv", "settings", "packages", "secret", "proxy", "port", "cache", "model"}
 
 
 def test_the_report_for_people_has_a_line_a_check_and_the_verdict_last(environ: dict[str, str]) -> None:
@@ -356,3 +356,50 @@ def test_a_package_that_is_not_the_pinned_one_is_named_with_both_versions(
     assert status == 1 and found["packages"]["level"] == "fault"
     assert found["packages"]["text"].startswith("no-such-package is not installed; flask is ")
     assert ".venv/.installed" in found["packages"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PROXY_REQUESTS_PER_MINUTE", "many"),
+        ("PROXY_HEADER_DEADLINE_SECONDS", "-1"),
+        ("JWT_POLICY_FILE", "/nope"),
+    ],
+)
+def test_a_setting_that_the_proxy_would_refuse_is_a_fault(environ: dict[str, str], name: str, text: str) -> None:
+    status, found = report({**environ, name: text}, "--mock")
+    assert status == 1 and name in found["proxy"]["text"]
+
+
+def test_one_port_for_server_and_proxy_is_a_fault(environ: dict[str, str]) -> None:
+    status, found = report({**environ, "PROXY_PORT": environ["INFERENCE_API_PORT"]}, "--mock")
+    assert status == 1 and found["port"]["text"] == f"server and proxy both want port {environ['INFERENCE_API_PORT']}"
+
+
+def test_what_the_mock_cannot_have_is_a_fault_as_at_a_start(environ: dict[str, str]) -> None:
+    status, found = report({**environ, "FALCON_40B_SAVE": "1"}, "--mock")
+    assert status == 1 and "is for a model, and the engine is the mock" in found["settings"]["text"]
+
+
+@pytest.mark.usefixtures("lock_held")
+def test_a_service_on_another_port_in_the_same_run_folder_is_told_with_its_own(environ: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        status, found = report(environ, "--mock")
+        port = listener.getsockname()[1]
+    assert status == 1
+    start = f"another service runs in {environ['INFERENCE_API_RUN_DIR']}, on port "
+    ports, _, wanted = found["service"]["text"].removeprefix(start).partition(" and not on ")
+    assert str(port) in ports.split(", ") and wanted == environ["INFERENCE_API_PORT"]
+    assert "INFERENCE_API_RUN_DIR" in found["service"]["advice"]
+
+
+def test_an_environment_that_cannot_be_entered_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rights stop a user, but not root, whom the checks may run as.
+    def refuse(path: Path, **_options: bool) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    findings = check_python(tmp_path)
+    assert [finding.level for finding in findings] == ["ok", "fault"]
+    assert findings[1].text == ".venv cannot be entered: Permission denied"
+    assert check_packages(tmp_path, ()) == []

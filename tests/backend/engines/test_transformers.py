@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,6 +24,15 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 def single(row, start, token_id=1, params=tiny.GREEDY):
     return RowPlan(row, start, (token_id,), SampleSpec(params, 0, start + 1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Compute the tiny models in one thread: two would spend a busy machine's time waiting for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -55,13 +55,17 @@ def test_what_exceeds_rows_and_queue_is_refused_at_once_and_counted(
     ]
     answered = [stream for stream in sent if stream.status == 200]
     turned_away = [stream for stream in sent if stream.status == 503]
-    assert (len(answered), len(turned_away)) == (NUM_ROWS + NUM_PLACES, num_sent - NUM_ROWS - NUM_PLACES)
+    # On a machine that stands still for a moment, who waited in the queue may run out of time: that is no refusal.
+    out_of_time = [stream for stream in sent if stream.status == 504]
+    num_accepted = len(answered) + len(out_of_time)
+    assert (num_accepted, len(turned_away)) == (NUM_ROWS + NUM_PLACES, num_sent - NUM_ROWS - NUM_PLACES)
+    assert len(answered) >= NUM_ROWS
     assert {stream.read_all() for stream in answered} == {b"1234"}
     for stream in turned_away:
         message = "Service overloaded, try again later."
         assert json.loads(stream.read_all()) == {"status_code": 503, "message": message}
         assert int(stream.headers["retry-after"]) >= 1
-    assert service.metric("inference_api_requests_total") - accepted == len(answered)
+    assert service.metric("inference_api_requests_total") - accepted == num_accepted
     assert service.metric("inference_api_refused_total") - refused == len(turned_away)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jwt
 import requests
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -34,6 +35,12 @@ SLOW_START: dict[str, Any] = {"INFERENCE_API_ROWS": "2", "INFERENCE_API_PREFILL_
 """For a service of a slow rate: the fewer rows and chunk sizes, the shorter its warm-up at that rate."""
 
 Result = TypeVar("Result")
+
+
+def bearer(tenant: str = "alpha", scope: str = "inference") -> dict[str, str]:
+    """Return the header of a bearer of `tenant`."""
+    claims = {"team_id": tenant, "token_id": f"{tenant}-1", "scope": scope}
+    return {"Authorization": f"Bearer {jwt.encode(claims, SECRET, 'HS256')}"}
 
 
 def free_port() -> int:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jwt
 import pytest
 import requests
 
@@ -24,6 +23,7 @@ from tests.integration.service import (
     SECRET,
     SLOW_START,
     Service,
+    bearer,
     in_parallel,
     new_request_id,
     running_command,
@@ -36,12 +36,6 @@ LINE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0
 START_SECONDS = 10.0
 CANARY = "canary-words"
-
-
-def bearer(tenant: str) -> dict[str, str]:
-    """Return the header of a bearer of `tenant`."""
-    claims = {"team_id": tenant, "token_id": f"{tenant}-1"}
-    return {"Authorization": f"Bearer {jwt.encode(claims, SECRET, 'HS256')}"}
 
 
 @pytest.fixture(scope="module")

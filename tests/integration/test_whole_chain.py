@@ -9,12 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jwt
 import pytest
 import requests
 
 from tests.integration.raw_http import RawStream
-from tests.integration.service import SECRET, Service, in_parallel, running_service, wait_for
+from tests.integration.service import Service, bearer, in_parallel, running_service, wait_for
 
 STEP_SECONDS = 0.1
 NOTICE_SECONDS = 0.25
@@ -23,12 +22,6 @@ LEAVE_WAYS = pytest.mark.parametrize(
     "leave", [RawStream.close, RawStream.reset, RawStream.half_close], ids=lambda way: way.__name__
 )
 Leave = Callable[[RawStream], None]
-
-
-def bearer(tenant: str = "alpha", scope: str = "inference") -> dict[str, str]:
-    """Return the header of a bearer of `tenant`."""
-    claims = {"team_id": tenant, "token_id": f"{tenant}-1", "scope": scope}
-    return {"Authorization": f"Bearer {jwt.encode(claims, SECRET, 'HS256')}"}
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from inference_api.backend.engines.base import (
 from inference_api.backend.engines.model_rows import BatchedRows, ModelRows, SoloRows
 from inference_api.backend.engines.row_kv import RowBatch, RowKV
 from inference_api.backend.engines.sampler import sample
+from inference_api.checkpoint import one_line
 from inference_api.errors import ModelError
 from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
@@ -96,7 +97,7 @@ def _load_model(image: ModelImage, dtype: str) -> Any:
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelError(f"model {image.name} cannot be loaded: {_one_line(error)}") from error
+        raise ModelError(f"model {image.name} cannot be loaded: {one_line(error)}") from error
     for fault in ("missing_keys", "mismatched_keys"):
         if loading.get(fault):
             names = ", ".join(str(name) for name in sorted(loading[fault], key=str)[:3])
@@ -129,13 +130,13 @@ def _choose_untested(model: Any, row_kv: RowKV, image: ModelImage) -> ModelRows:
         rows: ModelRows = _batched(model, row_kv)
         _probe(rows, token_ids, expected)
     except Exception as error:
-        logger.warning("it runs one row at a time, which is slow: %s", _one_line(error))
+        logger.warning("it runs one row at a time, which is slow: %s", one_line(error))
         model.config._attn_implementation = _PLAIN_ATTENTION
         rows = SoloRows(model)
         try:
             _probe(rows, token_ids, expected)
         except Exception as failure:
-            raise ModelError(f"{type(model).__name__} cannot be served in rows: {_one_line(failure)}") from failure
+            raise ModelError(f"{type(model).__name__} cannot be served in rows: {one_line(failure)}") from failure
     return rows
 
 
@@ -154,10 +155,6 @@ def _digest(image: ModelImage, dtype: str, rows: ModelRows) -> str:
     path = f"transformers-{transformers.__version__} torch-{torch.__version__} {dtype} {type(rows).__name__}"
     path += f" threads-{torch.get_num_threads()}"
     return hashlib.sha256(f"{image.digest} {path}".encode()).hexdigest()
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class TransformersEngine:

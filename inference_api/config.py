@@ -68,7 +68,7 @@ class Settings:
         0, "INFERENCE_API_THREADS", doc="Threads a worker; 0: rows + queue + 32, and no fewer.", low=0, high=8192
     )
     engine: str = setting(
-        "transformers", "INFERENCE_API_ENGINE", doc="Engine of the backend.", choices="transformers mock"
+        "transformers", "INFERENCE_API_ENGINE", doc="Engine of the backend.", choices="transformers fused mock"
     )
     model: str = setting(
         "", "INFERENCE_API_MODEL", doc="Folder, GGUF file or hub id of the model; empty: SmolLM2-135M-Instruct."

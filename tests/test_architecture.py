@@ -97,6 +97,10 @@ def _sources(*tops: str) -> list[Path]:
     return sorted(path for top in tops for path in (ROOT / top).rglob("*.py"))
 
 
+def _native_sources() -> list[Path]:
+    return sorted(path for path in (ROOT / "inference_api").rglob("*") if path.suffix in (".cpp", ".h"))
+
+
 def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -252,6 +256,12 @@ def test_every_module_says_what_it_owns_and_every_test_file_too() -> None:
     assert not found
 
 
+def test_every_native_file_says_what_it_owns() -> None:
+    sources = _native_sources()
+    assert sources
+    assert not [_name(path) for path in sources if not path.read_text("utf-8").startswith("// ")]
+
+
 def test_every_public_function_and_class_has_a_docstring() -> None:
     found = [
         f"{_name(path)}:{node.name}"
@@ -267,7 +277,7 @@ def test_every_public_function_and_class_has_a_docstring() -> None:
 
 
 def test_files_are_short() -> None:
-    paths = [*_sources(*PACKAGES, "scripts"), ROOT / "gunicorn.conf.py"]
+    paths = [*_sources(*PACKAGES, "scripts"), *_native_sources(), ROOT / "gunicorn.conf.py"]
     _exceeding({_name(path): len(path.read_text().splitlines()) for path in paths}, MAX_FILE_LINES, SIZE_EXCEPTIONS)
 
 
@@ -299,7 +309,7 @@ def test_names_say_what_they_are() -> None:
 
 
 def test_no_word_of_the_plan_is_left_in_code_tests_or_documents() -> None:
-    kinds = {".py", ".md", ".toml", ".yml", ".txt", ""}
+    kinds = {".py", ".cpp", ".h", ".md", ".toml", ".yml", ".txt", ""}
     paths = [path for top in (*PACKAGES, "scripts", "docs", "tests") for path in (ROOT / top).rglob("*")]
     paths += [path for path in ROOT.iterdir() if path.is_file()]
     found = [
@@ -315,7 +325,7 @@ def test_no_path_of_one_machine_is_left() -> None:
     pattern = re.compile(r"(?<![\w.{}$-])/(work|home|root|mnt)/\w+")
     found = [
         f"{_name(path)}: {match.group()}"
-        for path in _sources(*PACKAGES, "scripts", "tests")
+        for path in [*_sources(*PACKAGES, "scripts", "tests"), *_native_sources()]
         if path != Path(__file__)
         for match in pattern.finditer(path.read_text())
     ]

@@ -164,6 +164,16 @@ def load_engine(settings: Settings, image: ModelImage, context_tokens: int) -> E
 
         script = mock.MockScript.parse(settings.mock_mode, settings.mock_tokens_per_second, settings.mock_faults)
         return mock.load(image, num_rows=settings.rows, context_tokens=context_tokens, script=script)
+    if settings.engine == "fused":
+        from inference_api.backend.engines import fused
+
+        return fused.load(
+            image,
+            num_rows=settings.rows,
+            context_tokens=context_tokens,
+            build_folder=settings.cache_path / "tvm_cache",
+            num_threads=settings.torch_threads,
+        )
     from inference_api.backend.engines.transformers import load
 
     return load(image, num_rows=settings.rows, context_tokens=context_tokens, num_threads=settings.torch_threads)

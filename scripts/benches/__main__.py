@@ -16,7 +16,7 @@ from benches.service import BenchError
 from inference_api.errors import InferenceApiError
 from inference_api.options import OneLineParser
 
-MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http"}
+MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http", "engines": "engines"}
 INTERRUPTED_STATUS = 130
 
 

@@ -68,7 +68,7 @@ def test_the_wheel_holds_both_packages_and_nothing_else(tmp_path: Path, installe
         path.relative_to(ROOT).as_posix() for top in ("inference_api", "proxy") for path in (ROOT / top).rglob("*")
     }
     packed = {name for name in names if ".dist-info/" not in name}
-    assert packed == {name for name in modules if name.endswith(".py")}
+    assert packed == {name for name in modules if name.endswith((".py", ".cpp", ".h"))}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -94,6 +94,15 @@ def test_the_http_bench_sets_the_service_beside_the_engine_alone(own_model: dict
     assert figures["ratios"] == [figures["ratio"]]
 
 
+@pytest.mark.torch
+def test_the_engines_bench_times_both_engines_and_the_kernel(own_model: dict[str, str]) -> None:
+    figures = figures_of("engines", **own_model)
+    for name in ("prefill_tokens_per_second", "step_ms_1_rows_context_8", "step_ms_2_rows_context_8"):
+        assert figures[name].keys() == {"transformers", "fused"}
+        assert min(figures[name].values()) > 0
+    assert figures["kernel"].keys() == {"peak", "1_rows", "8_rows", "32_rows"}
+
+
 def test_a_service_that_does_not_come_up_is_one_line_and_no_figures(tmp_path: Path) -> None:
     ran = run_bench("batching", "--tiny", INFERENCE_API_MODEL=str(tmp_path / "nothing"))
     assert ran.returncode == 1

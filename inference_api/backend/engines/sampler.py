@@ -36,6 +36,8 @@ LOWEST_LOG_WEIGHT = -1000.0
 SMALL = 1024
 """A nucleus border among at most so many ids is found by sorting them."""
 
+NON_FINITE = RowError("non_finite_logits", "The model produced NaN or infinite logits for this request.")
+
 
 class Head(NamedTuple):
     """The highest logits of one row, descending, equal ones by ascending id.
@@ -61,7 +63,7 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> tuple[list[int], list
     errors: list[RowError | None] = [None] * len(specs)
     for row, spec in enumerate(specs):
         if not finite[row]:
-            errors[row] = RowError("non_finite_logits", "The model produced NaN or infinite logits for this request.")
+            errors[row] = NON_FINITE
         elif row not in best:
             try:
                 ids[row] = draw(logits[row], spec, heads.get(row))

@@ -19,7 +19,6 @@ from torch import Tensor
 from inference_api.backend.engines import attention_hooks
 from inference_api.backend.engines.base import (
     EngineInfo,
-    RowError,
     RowPlan,
     RowResult,
     SampleSpec,
@@ -28,6 +27,7 @@ from inference_api.backend.engines.base import (
 )
 from inference_api.backend.engines.model_rows import BatchedRows, ModelRows, SoloRows
 from inference_api.backend.engines.row_kv import RowBatch, RowKV
+from inference_api.backend.engines.row_lengths import RowLengths
 from inference_api.backend.engines.sampler import sample
 from inference_api.checkpoint import one_line
 from inference_api.errors import ModelError
@@ -163,7 +163,7 @@ class TransformersEngine:
     def __init__(self, rows: ModelRows, info: EngineInfo) -> None:
         self._rows = rows
         self._info = info
-        self._lengths = [0] * info.num_rows
+        self._lengths = RowLengths(info)
         self._tainted: set[int] = set()
 
     @property
@@ -177,44 +177,18 @@ class TransformersEngine:
         A row whose ids, positions or logits are wrong gets a RowError and leaves the others alone. Raises ValueError
         for a plan that is no plan: rows out of range, out of order or twice.
         """
-        numbers = [row.row for row in plan.rows]
-        if numbers != sorted(set(numbers)) or (numbers and not 0 <= numbers[0] <= numbers[-1] < self._info.num_rows):
-            raise ValueError(f"rows {numbers} of a plan do not ascend within 0 to {self._info.num_rows - 1}")
-        results: dict[int, RowResult] = {}
-        sound: list[RowPlan] = []
-        for row in plan.rows:
-            fault = self._fault_of(row)
-            if fault is None:
-                sound.append(row)
-            else:
-                results[row.row] = RowResult(row.row, error=RowError("invalid_plan", fault))
+        sound, results = self._lengths.split(plan)
         single = [row for row in sound if len(row.token_ids) == 1]
         for group in ([single] if single else []) + [[row] for row in sound if len(row.token_ids) > 1]:
             results.update(self._run(group))
-        return StepResult(tuple(results[number] for number in numbers if number in results))
+        return StepResult(tuple(results[row.row] for row in plan.rows if row.row in results))
 
     def release(self, row: int) -> None:
         """Forget a row; its KV slots may be used again from position 0."""
-        self._lengths[row] = 0
+        self._lengths.forget(row)
         if row in self._tainted:
             self._tainted.discard(row)
             self._rows.clear(row)
-
-    def _fault_of(self, row: RowPlan) -> str | None:
-        """Return what is wrong with a row's plan; checked before the forward, where it would end the whole step."""
-        end = row.start + len(row.token_ids)
-        if not row.token_ids:
-            return "No tokens to compute."
-        if row.start < 0 or end > self._info.context_tokens:
-            return (
-                f"Positions {row.start} to {end - 1} are not within the context of {self._info.context_tokens} tokens."
-            )
-        if row.start not in (0, self._lengths[row.row]):
-            return f"Position {row.start} does not follow the {self._lengths[row.row]} computed ones."
-        for token_id in row.token_ids:
-            if not 0 <= token_id < self._info.vocab_size:
-                return f"Token id {token_id} is not within the vocabulary of {self._info.vocab_size}."
-        return None
 
     def _run(self, group: list[RowPlan]) -> dict[int, RowResult]:
         """Run one forward over rows of one length and draw the ids of those that sample."""
@@ -224,7 +198,7 @@ class TransformersEngine:
         batch = RowBatch([row.row for row in group], [row.start for row in group], len(group[0].token_ids))
         logits = self._rows.forward(batch, [list(row.token_ids) for row in group])  # (group, vocab)
         for row in group:
-            self._lengths[row.row] = row.start + len(row.token_ids)
+            self._lengths.advance(row)
         drawn, errors = sample(logits, [row.sample or _UNSAMPLED for row in group])
         results = {}
         for row, token_id, error in zip(group, drawn, errors, strict=True):

@@ -110,7 +110,7 @@ def test_what_the_image_says_it_needs_is_what_the_engine_holds(engine, image):
 def decode_step(engine, num_rows: int, position: int) -> float:
     """Decode one token a row at `position`; return the seconds."""
     for row in range(num_rows):
-        engine._lengths[row] = position
+        engine._lengths.computed[row] = position
     plans = tuple(RowPlan(row, position, (5,), SampleSpec(tiny.GREEDY, 0, position + 1)) for row in range(num_rows))
     began = time.perf_counter()
     result = engine.execute(StepPlan(plans))

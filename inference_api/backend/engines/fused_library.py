@@ -1,0 +1,185 @@
+"""Build and open the C++ library of the `fused` engine; decode thread of PROCESS 2, while the engine loads.
+
+The sources lie beside this file in fused_native/. The library is compiled once into the cache folder; its name carries
+the digest of sources and flags and its own SHA-256, so that a stale or broken file is never opened, but built again.
+Mirrors the structs of fused_native/interface.h. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from inference_api.errors import ModelError
+from inference_api.model_image import file_sha256
+
+SOURCES = Path(__file__).with_name("fused_native")
+
+INSTRUCTION_SETS = ("avx2", "f16c", "fma")
+"""What the kernels need of the processor, in the words of /proc/cpuinfo."""
+
+COMPILER = "g++"
+# Without contraction a product and a sum round twice wherever they stand, in a vector or behind its end.
+FLAGS = (
+    *("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"),
+    *(f"-m{name}" for name in INSTRUCTION_SETS),
+)
+_OTHER_ENGINE = "or set INFERENCE_API_ENGINE=transformers"
+_DIGITS = 16
+
+
+class Linear(ctypes.Structure):
+    """FusedLinear."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
+        *((name, ctypes.c_int32) for name in ("outputs", "inputs")),
+    )
+
+
+class Layer(ctypes.Structure):
+    """FusedLayer."""
+
+    _fields_ = (
+        *((name, Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, ctypes.c_int32) for name in ("window", "unused")),
+    )
+
+
+class Model(ctypes.Structure):
+    """FusedModel."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")),
+        *((name, ctypes.c_int32) for name in ("num_layers", "num_rows", "context_tokens", "num_threads")),
+        ("epsilon", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+        ("layers", ctypes.c_void_p),
+        ("head", Linear),
+        *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "cosines", "sines", "keys", "values")),
+    )
+
+
+class Step(ctypes.Structure):
+    """FusedStep."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_outputs")),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "rows", "positions", "outputs", "logits", "finite")),
+    )
+
+
+_STRUCTS = (Linear, Layer, Model, Step)
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
+    # name: (result, arguments)
+    "fused_open": (_POINTER, (_POINTER,)),
+    "fused_step": (None, (_POINTER, _POINTER)),
+    "fused_close": (None, (_POINTER,)),
+    "fused_struct_bytes": (_LONG, (_INT,)),
+    "fused_packed_bytes": (_LONG, (_INT, _INT)),
+    "fused_cache_halves": (_LONG, (_POINTER,)),
+    "fused_activation_range": (_INT, (_INT,)),
+    "fused_pack": (None, (_POINTER, _INT, _INT, _POINTER, _POINTER)),
+    "fused_quantize": (_FLOAT, (_POINTER, _INT, _INT, _POINTER)),
+    "fused_linear": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "fused_store_kv": (None, (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER)),
+    "fused_attend": (None, (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER)),
+    "fused_peak_macs": (ctypes.c_double, (_LONG,)),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Library:
+    """The opened library: its functions, which release the GIL while they run, and the SHA-256 of its file."""
+
+    functions: ctypes.CDLL
+    sha256: str
+
+
+def open_library(folder: Path, cpu_flags: frozenset[str] | None = None) -> Library:
+    """Open the library, compiled into `folder` (blocking, some ten seconds) if it is not there yet.
+
+    `cpu_flags` are this processor's unless given. Raises ModelError for a processor without the instructions, a missing
+    compiler, a failed compilation and a folder that cannot be written.
+    """
+    flags = read_cpu_flags() if cpu_flags is None else cpu_flags
+    if missing := [name for name in INSTRUCTION_SETS if name not in flags]:
+        raise ModelError(
+            f"the engine fused needs instructions that this processor lacks: {', '.join(missing)}; "
+            "set INFERENCE_API_ENGINE=transformers"
+        )
+    prefix = f"fused-{_sources_digest()[:_DIGITS]}-"
+    try:
+        path = next((file for file in sorted(folder.glob(f"{prefix}*.so")) if _is_sound(file)), None)
+        path = path or _build(folder, prefix)
+        return Library(_bind(ctypes.CDLL(str(path))), file_sha256(path))
+    except OSError as error:
+        raise ModelError(
+            f"the library of the engine fused cannot be made in {folder}: {error.strerror or error}; "
+            "make it writable, or set INFERENCE_API_CACHE_DIR to a folder that is"
+        ) from error
+
+
+def read_cpu_flags() -> frozenset[str]:
+    """Return the instruction sets of this processor; none where the system does not list them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def _sources_digest() -> str:
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for file in sorted(SOURCES.iterdir()):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _is_sound(file: Path) -> bool:
+    return file_sha256(file)[:_DIGITS] == file.stem.rpartition("-")[2]
+
+
+def _build(folder: Path, prefix: str) -> Path:
+    """Compile all sources into one library; the rename is atomic, so that two starts may build at once."""
+    compiler = shutil.which(COMPILER)
+    if compiler is None:
+        raise ModelError(
+            f"the engine fused is compiled at its first start, and {COMPILER} is not installed: install it "
+            f"(Debian and Ubuntu: apt-get install g++), {_OTHER_ENGINE}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f"{prefix}partial-", dir=folder)
+    os.close(descriptor)
+    partial = Path(name)
+    try:
+        sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
+        command = [compiler, *FLAGS, *sources, "-o", name]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no user's words in it
+        if run.returncode:
+            reason = next((line for line in run.stderr.splitlines() if "error" in line), "it gave no reason")
+            raise ModelError(f"{COMPILER} cannot compile the engine fused: {reason}; update it, {_OTHER_ENGINE}")
+        path = folder / f"{prefix}{file_sha256(partial)[:_DIGITS]}.so"
+        partial.chmod(0o755)
+        return partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _bind(functions: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare every function's types, and compare the structs of both sides."""
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
+    for index, struct in enumerate(_STRUCTS):
+        if functions.fused_struct_bytes(index) != ctypes.sizeof(struct):
+            raise RuntimeError(f"{struct.__name__} differs between fused_library.py and interface.h")
+    return functions

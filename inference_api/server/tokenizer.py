@@ -24,7 +24,6 @@ from inference_api.server.validation import refuse_lone_surrogates
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
 _BYTE_OF_CHAR = {char: byte for byte, char in enumerate(byte_level_alphabet())}
-_REPLACEMENT = "\ufffd"
 
 
 class Segment(NamedTuple):
@@ -173,8 +172,9 @@ class _ByteStream:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._utf8.decode(b"".join(map(tokenizer.bytes_of, prompt_ids)))
-        # A prompt that ends inside a character shows one U+FFFD already; the completion must not show it again.
-        self._prompt_dangles = self._utf8.getstate()[0] != b""
+        # A prompt that ends inside a character shows U+FFFD already, two for half a surrogate pair's bytes ED A0; the
+        # completion must not show them again.
+        self._dangling_text = self._utf8.getstate()[0].decode(errors="replace")
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._subtract_prompt(self._utf8.decode(b"".join(map(self._tokenizer.bytes_of, ids))))
@@ -183,9 +183,10 @@ class _ByteStream:
         return self._subtract_prompt(self._utf8.decode(b"", final=True))
 
     def _subtract_prompt(self, text: str) -> str:
-        if text and self._prompt_dangles:
-            self._prompt_dangles = False
-            return text.removeprefix(_REPLACEMENT)
+        if text and self._dangling_text:
+            shown, self._dangling_text = self._dangling_text, ""
+            for character in shown:
+                text = text.removeprefix(character)
         return text
 
 

@@ -243,6 +243,13 @@ def test_a_prompt_that_ends_anywhere_is_subtracted(tokenizer: Tokenizer, data: s
     assert "".join(_stream(tokenizer, prompt, [[token_id] for token_id in completion])) == expected
 
 
+def test_a_prompt_that_ends_in_half_a_surrogate_pair_shows_nothing_of_it_again() -> None:
+    tokenizer = _TOKENIZERS["byte level"]
+    prompt = [172, 257]
+    assert b"".join(map(tokenizer.bytes_of, prompt)) == b"\xed\xa0"
+    assert "".join(_stream(tokenizer, prompt, [])) == ""
+
+
 @_each
 @_unhurried
 @given(text=st.text("he lo你🙂é\n", max_size=12), seed=st.integers(0, 99))

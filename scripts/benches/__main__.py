@@ -10,13 +10,14 @@ import importlib
 import json
 import sys
 import time
+from pathlib import Path
 
 from benches.figures import machine
 from benches.service import BenchError
 from inference_api.errors import InferenceApiError
 from inference_api.options import OneLineParser
 
-MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http", "engines": "engines"}
+MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http", "engines": "engines", "peers": "peers"}
 INTERRUPTED_STATUS = 130
 
 
@@ -27,11 +28,15 @@ def main(arguments: list[str] | None = None) -> int:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", dest="size", action="store_const", const="quick", help="about a minute")
     size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="only to see that it runs")
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="where `peers` finds or makes its environments")
     parser.set_defaults(size="full")
     options = parser.parse_args(arguments)
+    if options.peers and options.name != "peers":
+        parser.error("--peers belongs to the bench `peers`")
+    where = (options.peers,) if options.name == "peers" else ()
     began = time.monotonic()
     try:
-        figures = importlib.import_module(f"benches.{MODULES[options.name]}").run(options.size)
+        figures = importlib.import_module(f"benches.{MODULES[options.name]}").run(options.size, *where)
     except (BenchError, InferenceApiError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1

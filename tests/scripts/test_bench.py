@@ -33,8 +33,8 @@ def run_bench(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def figures_of(name: str, **environment: str) -> dict[str, Any]:
-    ran = run_bench(name, "--tiny", **environment)
+def figures_of(name: str, *options: str, **environment: str) -> dict[str, Any]:
+    ran = run_bench(name, "--tiny", *options, **environment)
     assert ran.returncode == 0, ran.stderr
     figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     assert (figures["bench"], figures["size"]) == (name, "tiny")
@@ -101,6 +101,21 @@ def test_the_engines_bench_times_both_engines_and_the_kernel(own_model: dict[str
         assert figures[name].keys() == {"transformers", "fused"}
         assert min(figures[name].values()) > 0
     assert figures["kernel"].keys() == {"peak", "1_rows", "8_rows", "32_rows"}
+
+
+@pytest.mark.torch
+def test_the_peers_bench_measures_ours_and_says_why_a_peer_is_missing(
+    own_model: dict[str, str], tmp_path: Path
+) -> None:
+    figures = figures_of("peers", "--peers", str(tmp_path), **own_model)
+    assert figures["not_measured"].keys() == {"openvino_q8_0", "llama_q4_0", "llama_q8_0", "vllm_fp32"}
+    assert all("not installed" in reason for reason in figures["not_measured"].values())
+    for workload in figures["workloads"].values():
+        assert workload.keys() == {"ours", "engine_alone"} == figures["memory_mib"].keys()
+        assert all(of["tokens_per_second"] > 0 for of in workload.values())
+    assert figures["machine_peaks"].keys() == {"macs_per_second", "read_bytes_per_second"}
+    assert {"engine_over_bound", "http_over_engine"} < figures["efficiency"]["2_users"].keys()
+    assert "gaps_beside" in figures["admission_of_40_beside_2_rows"]
 
 
 def test_a_service_that_does_not_come_up_is_one_line_and_no_figures(tmp_path: Path) -> None:

@@ -294,6 +294,21 @@ def test_of_the_debug_logs_only_what_the_service_writes_goes(cache: Path) -> Non
     assert sorted(path.name for path in logs.iterdir()) == ["backend-notes.jsonl", "stack_traces.txt"]
 
 
+def test_of_the_compiled_artefacts_only_what_the_engine_makes_goes(cache: Path) -> None:
+    ours = (f"fused-{'0' * 16}-{'a' * 16}.so", f"packed-{'0' * 16}-{'1' * 16}-{'2' * 16}.bin")
+    theirs = ("fused-notes.so", f"packed-{'0' * 16}-{'1' * 16}-{'2' * 16}.bin.bak", "model.bin")
+    (cache / "tvm_cache").mkdir()
+    for name in (*ours, *theirs):
+        (cache / "tvm_cache" / name).write_text("x")
+    (cache / "tvm_cache" / f"fused-{'0' * 16}-{'b' * 16}.so").symlink_to(cache / "thesis.txt")
+    half = half_finished.make(cache / "tvm_cache" / "packed")
+    assert run(cache).returncode == 0
+    assert not half.exists()
+    assert sorted(path.name for path in (cache / "tvm_cache").iterdir()) == sorted(
+        (*theirs, f"fused-{'0' * 16}-{'b' * 16}.so")
+    )
+
+
 def test_what_a_killed_run_leaves_is_removed_by_the_next(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = cache / f"mock-v{FORMAT_VERSION}"
 

@@ -224,10 +224,10 @@ def test_a_default_model_that_is_not_there_needs_room_for_it(environ: dict[str, 
     status, found = report({**environ, "INFERENCE_API_ROWS": "2", "INFERENCE_API_CONTEXT_TOKENS": "100"})
     assert found["model"]["level"] == "note" and "is not prepared" in found["model"]["text"]
     assert "701 MiB needed" in found["cache"]["text"]
-    kv_bytes = 2 * 100 * 46_080
-    assert found["memory"]["text"].startswith(
-        f"{(prepare.DEFAULT_WEIGHT_BYTES + kv_bytes) / 2**20:.0f} MiB for weights"
-    )
+    kv_bytes = 2 * 100 * 46_080 // 2  # fp16
+    needed_bytes = prepare.DEFAULT_WEIGHT_BYTES // 4 + kv_bytes  # int8
+    assert found["memory"]["text"].startswith(f"{needed_bytes / 2**20:.0f} MiB for weights")
+    assert found["engine"] == {"check": "engine", "level": "ok", "text": "fused", "advice": ""}
     assert status == 0
 
 
@@ -285,6 +285,32 @@ def test_memory_that_the_settings_need_and_nobody_has_names_them(environ: dict[s
     status, found = report(environ)
     assert status == 1
     assert "INFERENCE_API_ROWS (32)" in found["memory"]["text"]
+
+
+def test_the_engine_that_a_start_would_take_is_told_with_the_reason(environ: dict[str, str], tmp_path: Path) -> None:
+    for name in ("bash", "dirname", "uname", "ldconfig"):
+        if found := shutil.which(name):
+            (tmp_path / name).symlink_to(found)
+    finding = report({**environ, "PATH": str(tmp_path)})[1]["engine"]
+    assert finding["level"] == "warning"
+    assert finding["text"] == "fused, without its fast library: g++ is not installed"
+    assert finding["advice"] == "on Debian and Ubuntu: apt-get install g++"
+    finding = report({**environ, "INFERENCE_API_DTYPE": "fp32"})[1]["engine"]
+    assert (finding["level"], finding["text"]) == ("ok", "transformers, because INFERENCE_API_DTYPE is fp32")
+
+
+def test_a_model_that_the_fast_engine_does_not_compute_is_told_and_refused_where_that_is_named(
+    environ: dict[str, str],
+) -> None:
+    cache = Path(environ["INFERENCE_API_CACHE_DIR"])
+    image = build_mock_image(cache).path.rename(cache / find_source(None, print, WHOLE_MODEL, None).image_name)
+    (image / "config.json").write_text('{"model_type": "gpt2"}')
+    status, found = report(environ)
+    text = "the engine fused does not compute the architecture 'gpt2' (it computes llama, mistral, qwen2, qwen3)"
+    assert (status, found["engine"]["text"]) == (0, f"transformers, because {text}")
+    status, found = report({**environ, "INFERENCE_API_ENGINE": "fused"})
+    assert (status, found["engine"]["level"]) == (1, "fault")
+    assert found["engine"]["text"].startswith(text)
 
 
 def test_more_threads_than_cores_are_a_warning(environ: dict[str, str]) -> None:

@@ -27,11 +27,13 @@ print(*project["dependencies"], *project["optional-dependencies"]["model"], sep=
  && find bin -type f ! -name torch_shm_manager -delete
 
 FROM packages AS model
+# The engine's library is compiled here, for any x86-64 with AVX2: what runs has no compiler.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++
 COPY inference_api inference_api
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    TQDM_DISABLE=1 python3 -m inference_api.prepare --cache /cache \
+    TQDM_DISABLE=1 python3 -m inference_api.prepare --cache /cache --compile \
  && python3 -c 'import pathlib, inference_api.model_image as m; m.build_mock_image(pathlib.Path("/cache"))' \
- && chmod -R a+rX /cache && chmod 1777 /cache
+ && chmod -R a+rX /cache && chmod 1777 /cache /cache/tvm_cache
 
 FROM base
 # Any user may run this image (--user), so the cache is writable for all, as /tmp is, and so is a volume at /cache, which

@@ -1,8 +1,8 @@
-"""Give a cache root of one's own the model images that a container image holds: `… FOLDER [OPTION …]`.
+"""Give a cache root of one's own the models and the library that a container image holds: `… FOLDER [OPTION …]`.
 
-A process of its own, which scripts/container runs before the supervisor, with the supervisor's options. Copies only
-where the default model will be served. Of two starts at once one copies and the other waits; a copy that was cut short
-is swept by the next. Knows settings and folders, not models.
+A process of its own, which scripts/container runs before the supervisor, with the supervisor's options. Models are
+copied where the default one will be served, the library for any, because the container has no compiler. Of two starts
+at once one copies and the other waits; a copy that was cut short is swept by the next. Knows settings and folders.
 """
 
 from __future__ import annotations
@@ -15,12 +15,32 @@ from inference_api import half_finished, model_image
 from inference_api.cache_folder import Report, free_disk_bytes, locked, one_line_faults
 from inference_api.command_line import read_command_line
 from inference_api.config import Settings
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.errors import ModelError, SettingError
 
 
 def wants_default_model(settings: Settings) -> bool:
     """Tell whether a start with these settings will look for the default model's image in the cache root."""
     return settings.engine != "mock" and not settings.model and not settings.load_image
+
+
+def copy_artefacts(built_in: Path, cache: Path, *, packed: bool) -> None:
+    """Copy the engine's library, and with `packed` the packed weights, that the cache root lacks, whole or not at all.
+
+    Raises ModelError, whose one line says what the disk refused.
+    """
+    target = cache / ARTEFACTS_FOLDER
+    files = sorted((built_in / ARTEFACTS_FOLDER).glob("fused-*.so"))
+    files += sorted((built_in / ARTEFACTS_FOLDER).glob(f"{model_image.PACKED_PREFIX}*.bin")) if packed else []
+    missing = [file for file in files if not (target / file.name).exists()]
+    if not missing:
+        return
+    with one_line_faults(cache), locked(target, lambda _stage: None):
+        half_finished.sweep(target / "copy")
+        for file in missing:
+            with half_finished.beside(target / "copy") as folder:
+                shutil.copy(file, folder / file.name)
+                (folder / file.name).rename(target / file.name)
 
 
 def copy_images(built_in: Path, cache: Path, report: Report) -> None:
@@ -56,8 +76,11 @@ def main(arguments: list[str] | None = None) -> int:
     built_in, *options = sys.argv[1:] if arguments is None else arguments
     try:
         settings = read_command_line(options).settings
-        if wants_default_model(settings) and settings.cache_path != Path(built_in):
-            copy_images(Path(built_in), settings.cache_path, lambda stage: print(stage, file=sys.stderr))
+        cache, is_default = settings.cache_path, wants_default_model(settings)
+        if is_default and cache != Path(built_in):
+            copy_images(Path(built_in), cache, lambda stage: print(stage, file=sys.stderr))
+        if settings.engine != "mock" and cache != Path(built_in):
+            copy_artefacts(Path(built_in), cache, packed=is_default)
     except (SettingError, ModelError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1

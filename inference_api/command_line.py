@@ -15,12 +15,16 @@ from inference_api.errors import SettingError
 from inference_api.options import OneLineParser
 
 MODEL_ONLY = {
+    "dtype": "--dtype",
     "layers": "--layers",
     "no_weights": "--no-weights",
     "save_image": "--save-image",
     "load_image": "--load-image",
 }
 """Settings that say something of a model's weights, and their options: the mock has none."""
+
+_PREPARED = ("no_weights", "save_image", "load_image")
+"""Those of them that `prepare` knows as switches."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def refuse_model_settings_with_the_mock(settings: Settings) -> None:
     if settings.engine != "mock":
         return
     for field in dataclasses.fields(settings):
-        if field.name in MODEL_ONLY and getattr(settings, field.name):
+        if field.name in MODEL_ONLY and getattr(settings, field.name) != field.default:
             switches = [name for name, field_name, _ in SWITCHES if field_name == field.name]
             names = ", ".join([*field.metadata["names"][1:], *switches, MODEL_ONLY[field.name]])
             raise SettingError(
@@ -74,8 +78,8 @@ def prepare_command(settings: Settings) -> list[str]:
     command += ["--hf-cache", str(settings.hf_cache_path), "--image-suffix", settings.image_suffix]
     command += ["--model", settings.model] if settings.model else []
     command += ["--layers", str(settings.layers)] if settings.layers else []
-    command += [MODEL_ONLY[name] for name in ("no_weights", "save_image", "load_image") if getattr(settings, name)]
-    return command
+    command += [MODEL_ONLY[name] for name in _PREPARED if getattr(settings, name)]
+    return command + (["--compile"] if settings.engine != "transformers" and settings.dtype == "auto" else [])
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -98,6 +102,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--proxy-port", type=_port, help="start the proxy too, on this port")
     add_setting("--mock", "INFERENCE_API_ENGINE", "run the mock engine instead of a model", "mock")
     add_setting("--model", "INFERENCE_API_MODEL", "folder, GGUF file or hub id of the model")
+    add_setting(
+        "--dtype", "INFERENCE_API_DTYPE", "fp32: exactly, on the engine transformers (default: auto, the fastest)"
+    )
     add_setting("--workers", "INFERENCE_API_WORKERS", "number of gunicorn workers")
     add_setting("--layers", "INFERENCE_API_LAYERS", "for development: keep the model's first layers only")
     add_setting("--no-weights", "INFERENCE_API_NO_WEIGHTS", "for development: random weights, always the same", "1")

@@ -8,7 +8,6 @@ Knows nothing of how a setting is used.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import tempfile
@@ -17,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from inference_api.errors import SettingError
+from inference_api.setting import is_true, parse, setting
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """What the proxy's routes take as a model's name."""
-
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"", "0", "false", "no", "off"})
 
 SWITCHES = (
     ("MOCK_MODEL", "engine", "mock"),
@@ -41,20 +38,6 @@ def url_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def setting(
-    default: Any,
-    *names: str,
-    doc: str,
-    low: float | None = None,
-    high: float | None = None,
-    choices: str = "",
-    secret: bool = False,
-) -> Any:
-    """Declare a field of Settings: its default, its environment names, its bounds and one line of documentation."""
-    metadata = {"names": names, "doc": doc, "low": low, "high": high, "choices": tuple(choices.split())}
-    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
     """Every setting with its default. Build it with `from_environ`; derived values are properties."""
@@ -68,7 +51,16 @@ class Settings:
         0, "INFERENCE_API_THREADS", doc="Threads a worker; 0: rows + queue + 32, and no fewer.", low=0, high=8192
     )
     engine: str = setting(
-        "transformers", "INFERENCE_API_ENGINE", doc="Engine of the backend.", choices="transformers fused mock"
+        "auto",
+        "INFERENCE_API_ENGINE",
+        doc="Engine of the backend; auto: `fused` where it applies, else `transformers`.",
+        choices="auto fused transformers mock",
+    )
+    dtype: str = setting(
+        "auto",
+        "INFERENCE_API_DTYPE",
+        doc="What the model computes in; auto: the engine's own; fp32: exactly, on `transformers`.",
+        choices="auto fp32",
     )
     model: str = setting(
         "", "INFERENCE_API_MODEL", doc="Folder, GGUF file or hub id of the model; empty: SmolLM2-135M-Instruct."
@@ -112,6 +104,22 @@ class Settings:
     rows: int = setting(32, "INFERENCE_API_ROWS", doc="User rows of the decode batch.", low=1, high=1024)
     context_tokens: int = setting(
         2048, "INFERENCE_API_CONTEXT_TOKENS", doc="Context a row, at most the model's.", low=16, high=1 << 20
+    )
+    kv_tokens: int = setting(
+        0,
+        "INFERENCE_API_KV_TOKENS",
+        doc="KV slots that all rows may hold together; over it the latest row makes room. 0: all.",
+        low=0,
+    )
+    prefix_reuse: bool = setting(
+        True, "INFERENCE_API_PREFIX_REUSE", doc="Begin a prompt with what a row of the same tenant still holds of it."
+    )
+    draft_tokens: int = setting(
+        4,
+        "INFERENCE_API_DRAFT_TOKENS",
+        doc="Ids that a row guesses ahead out of its own text while few rows run; the answers stay the same. 0: none.",
+        low=0,
+        high=16,
     )
     queue_requests: int = setting(
         96, "INFERENCE_API_QUEUE_REQUESTS", doc="Requests that may wait for a row.", low=0, high=65536
@@ -222,10 +230,10 @@ class Settings:
         for field in dataclasses.fields(cls):
             for name in field.metadata["names"]:
                 if name in source:
-                    values[field.name] = _parse(name, source[name], field)
+                    values[field.name] = parse(name, source[name], field)
                     break
         for name, field_name, value in SWITCHES:
-            if _is_true(name, source.get(name, "")):
+            if is_true(name, source.get(name, "")):
                 values.setdefault(field_name, value)
         if source.get("HF_HOME"):
             values.setdefault("hf_cache", f"{source['HF_HOME']}/hub")
@@ -237,6 +245,15 @@ class Settings:
             raise SettingError(
                 f"INFERENCE_API_THREADS={self.threads} is below rows + queue + 32 = {self.min_threads}: streams would "
                 f"wait for a thread. Raise it, or lower INFERENCE_API_ROWS or INFERENCE_API_QUEUE_REQUESTS."
+            )
+        if self.engine == "fused" and self.dtype == "fp32":
+            raise SettingError(
+                "INFERENCE_API_DTYPE=fp32 is not what INFERENCE_API_ENGINE=fused computes in: take one of them away."
+            )
+        if 0 < self.kv_tokens < self.context_tokens:
+            raise SettingError(
+                f"INFERENCE_API_KV_TOKENS={self.kv_tokens} is below INFERENCE_API_CONTEXT_TOKENS={self.context_tokens}"
+                ": a request that fills its context would have no room. Raise it, or lower the context."
             )
         if self.insecure_dev and self.bind not in LOOPBACK_HOSTS:
             raise SettingError(f"INSECURE_DEV works on a loopback address only, and INFERENCE_API_BIND is {self.bind}.")
@@ -367,33 +384,3 @@ def jwt_secret() -> str | None:
 def colour_wish() -> bool | None:
     """Return what NO_COLOR (no-color.org) and FORCE_COLOR (force-color.org) ask for; None: neither is set."""
     return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
-
-
-def _is_true(name: str, text: str) -> bool:
-    if text.lower() not in _TRUE | _FALSE:
-        raise SettingError(f"{name}={text!r} is not a switch: use 1 or 0.")
-    return text.lower() in _TRUE
-
-
-def _parse(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
-    """Parse `text` as the type of the field's default, within its bounds."""
-    default, meta = field.default, field.metadata
-    if isinstance(default, bool):
-        return _is_true(name, text)
-    if isinstance(default, tuple):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if isinstance(default, str):
-        if meta["choices"] and text not in meta["choices"]:
-            raise SettingError(f"{name}={text!r} is not one of: {', '.join(meta['choices'])}.")
-        return text
-    kind: type[int] | type[float] = int if isinstance(default, int) else float
-    try:
-        value = kind(text)
-    except ValueError:
-        raise SettingError(f"{name}={text!r} is not {'an integer' if kind is int else 'a number'}.") from None
-    low = -math.inf if meta["low"] is None else meta["low"]
-    high = math.inf if meta["high"] is None else meta["high"]
-    if not low <= value <= high or math.isinf(value):
-        bounds = f"{meta['low']} <= {name}" + (f" <= {meta['high']}" if meta["high"] is not None else "")
-        raise SettingError(f"{name}={text} is outside bounds, {bounds}.")
-    return value

@@ -11,7 +11,7 @@ import enum
 
 import msgspec
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised with every incompatible change; it is the byte in front of each frame."""
 
 
@@ -46,13 +46,42 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     """Base of every tagged message."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a row's next id is drawn; applied in the order temperature, top_k, top_p. `top_k` 0 means no limit."""
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a row's next id is drawn, in the order of docs/engines.md; what has its default is off and not encoded.
+
+    `top_k` 0 means no limit. The fields of ids hold ids of the vocabulary, without repetition.
+    """
 
     temperature: float
     top_k: int
     top_p: float
     seed: int
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_ids: tuple[int, ...] = ()
+    """The only ids that may be drawn; empty: all."""
+    banned_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    """So many of the most likely ids are reported with each drawn one; None: not even that one's own."""
+
+    @property
+    def reads_known_ids(self) -> bool:
+        """Tell whether a draw depends on the sequence's earlier ids beyond the logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The natural logarithms of probabilities at one position: the drawn id's, and the `top` most likely ids'.
+
+    Of the model's own distribution, before any sampling parameter; `top` descends, equal ones by ascending id.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +117,12 @@ class Submit(Message, frozen=True, tag="submit"):
     total_seconds: float
     choice: int = 0
     attempt: int = 0
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the completion beside the model's own ends."""
+    min_tokens: int = 0
+    """So many ids come before an end: until then no id that ends is drawn, and no stop sequence counts."""
+    ignore_eos: bool = False
+    """The model's own ends are ids like any other; `stop_ids` still end."""
 
 
 class Abort(Message, frozen=True, tag="abort"):
@@ -180,7 +215,8 @@ class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What one step made for one session. `row` is -1 for a sequence that never had one.
 
-    `epoch` counts the row's owners in this backend; `index` is the position of `token_ids[0]` in the completion.
+    `epoch` numbers the row's owner in this backend, the same in every row that it gets; `index` is the position of
+    `token_ids[0]` in the completion.
     """
 
     session_id: str
@@ -189,7 +225,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ar
     index: int
     token_ids: list[int]
     finished: Finished | None = None
-    logprobs: list[float] | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class StepOutput(Message, frozen=True, tag="step"):

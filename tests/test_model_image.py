@@ -144,3 +144,4 @@ def test_an_interrupted_write_leaves_nothing_and_keeps_what_was_there(tmp_path):
 def test_required_bytes_are_weights_and_every_slot_of_every_row(image):
     sized = ModelImage(**{**vars(image), "weight_bytes": 1000, "kv_bytes_per_token": 7})
     assert required_bytes(sized, 32, 2048) == 1000 + 32 * 2048 * 7
+    assert required_bytes(sized, 32, 2048, weight_bits=8, kv_bits=16) == 250 + 32 * 2048 * 7 // 2

@@ -36,6 +36,19 @@ def test_a_save_is_a_copy_that_outlives_the_images_own_files(image: ModelImage, 
     assert (loaded.path, loaded.digest) == (saved.folder / "tiny-v0", image.digest)
 
 
+def test_packed_weights_come_along_under_their_own_digest_and_change_none_of_the_images(
+    image: ModelImage, saved: SavedImage, tmp_path: Path
+) -> None:
+    packed = tmp_path / f"packed-{image.digest[:16]}-{'1' * 16}-{'2' * 16}.bin"
+    packed.write_bytes(b"packed")
+    saved.save(image, quiet, [packed])
+    assert saved.load(quiet).digest == image.digest
+    assert (saved.path / packed.name).read_bytes() == b"packed"
+    (saved.path / packed.name).write_bytes(b"PACKED")
+    with pytest.raises(ModelError, match=f"{packed.name} does not have the SHA-256 of the manifest"):
+        saved.load(quiet)
+
+
 def test_a_save_that_is_interrupted_leaves_nothing_and_the_next_one_works(
     image: ModelImage, saved: SavedImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

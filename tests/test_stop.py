@@ -99,6 +99,35 @@ def test_a_match_stays_whatever_follows() -> None:
     assert (search.feed("1ab2"), search.feed("3ab"), search.flush(), search.matched) == ("1", "", "", "ab")
 
 
+def test_a_stop_that_is_complete_before_an_end_may_come_does_not_count() -> None:
+    matcher = StopMatcher([b"ab"])
+    assert matcher.feed(b"xabya", may_end=False) is None
+    assert matcher.feed(b"b") == StopMatch(stop=b"ab", start=4, end=6)
+    search = TextStop(["ab"])
+    assert (search.feed("xabya", may_end=False), search.feed("b"), search.matched) == ("xaby", "", "ab")
+    search = TextStop(["ab"])
+    assert (search.feed("xab", may_end=False) + search.feed("c") + search.flush(), search.matched) == ("xabc", None)
+
+
+@_unhurried
+@given(_STOPS, _PIECES, _PIECES)
+def test_text_before_an_end_may_come_is_never_lost(stops: list[str], early: list[str], late: list[str]) -> None:
+    matcher, search = StopMatcher([stop.encode() for stop in stops]), TextStop(stops)
+    sent = "".join(search.feed(piece, may_end=False) for piece in early)
+    assert search.matched is None
+    for piece in early:
+        assert matcher.feed(piece.encode(), may_end=False) is None
+    for piece in late:
+        sent += search.feed(piece)
+        match = matcher.feed(piece.encode())
+        assert search.matched == (match.stop.decode() if match else None)
+    whole = "".join(early + late)
+    if search.matched is None:
+        assert sent + search.flush() == whole
+    else:
+        assert whole.startswith(sent + search.matched)
+
+
 def test_without_stops_all_text_passes_at_once() -> None:
     assert StopMatcher([]).feed(b"anything") is None
     assert StopMatcher([]).held_bytes == 0

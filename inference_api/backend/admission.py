@@ -47,6 +47,11 @@ class Admission:
         with self._lock:
             self._num_waiting_tokens -= num_tokens
 
+    def wait_again(self, num_tokens: int) -> None:
+        """Note that a prompt of `num_tokens` that had a row waits once more; its place it has."""
+        with self._lock:
+            self._num_waiting_tokens += num_tokens
+
     def release(self, request_seconds: float | None) -> None:
         """Give a place back; `request_seconds` is how long it held a row (None: it never did)."""
         with self._lock:

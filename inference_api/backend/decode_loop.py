@@ -94,7 +94,7 @@ class DecodeLoop:
         """Run the self-check if nothing has run for so long; return True if it ran. Raises on a sick engine."""
         if self._now() - self._busy_at < interval_seconds or not self._scheduler.is_empty:
             return False
-        check_engine(self._engine)
+        check_engine(self._engine, self._scheduler.borrow_row())
         self._busy_at = self.heartbeat_at = self._now()
         return True
 
@@ -103,11 +103,11 @@ class DecodeLoop:
             self._engine.release(row)
 
 
-def check_engine(engine: Engine) -> None:
-    """Run one id through row 0, which nobody owns; raise RuntimeError if no id comes back."""
+def check_engine(engine: Engine, row: int = 0) -> None:
+    """Run one id through `row`, which nobody owns or remembers; raise RuntimeError if no id comes back."""
     params = SamplingParams(temperature=1.0, top_k=1, top_p=1.0, seed=0)
-    plan = StepPlan((RowPlan(row=0, start=0, token_ids=(0,), sample=SampleSpec(params, 0, 1, 1)),))
+    plan = StepPlan((RowPlan(row=row, start=0, token_ids=(0,), sample=SampleSpec(params, 0, 1, 1)),))
     result = engine.execute(plan)
-    engine.release(0)
+    engine.release(row)
     if len(result.rows) != 1 or result.rows[0].error is not None or not result.rows[0].token_ids:
         raise RuntimeError(f"engine self-check failed: {result.rows}")

@@ -19,18 +19,20 @@ import time
 
 from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import DecodeLoop, Inbox, check_engine
+from inference_api.backend.engine_choice import EngineChoice, build_obstacle, choose_engine
 from inference_api.backend.engines.base import Engine
 from inference_api.backend.intake import Intake
-from inference_api.backend.memory import check_memory, free_bytes
-from inference_api.backend.scheduler import Scheduler, TokenRules
+from inference_api.backend.memory import check_memory, free_bytes, one_line_shortage
+from inference_api.backend.scheduler import Scheduler, SchedulerOptions, TokenRules
 from inference_api.backend.session_trace import TracedInbox, TracedOutbox
 from inference_api.backend.warmup import warm_up
 from inference_api.config import Settings
 from inference_api.debug_log import DebugLog, StackTrace
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.errors import InferenceApiError
 from inference_api.logs import set_up_logging
 from inference_api.messages import Drained, ErrorInfo, Failed, Fatal, Heartbeat, Loading, Ready
-from inference_api.model_image import ModelImage, required_bytes
+from inference_api.model_image import ModelImage
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +116,13 @@ class Backend:
         began = time.monotonic()
         image = ModelImage.open(settings.image_link.resolve())
         context_tokens = min(settings.context_tokens, image.context_tokens)
-        check_memory(required_bytes(image, settings.rows, context_tokens), free_bytes(), settings.rows, context_tokens)
+        choice = choose_engine(settings, image, build_obstacle)
+        logger.info("engine %s%s", choice.engine, f", because {choice.reason}" if choice.reason else "")
+        needed_bytes = choice.needed_bytes(image, settings.rows, context_tokens)
+        check_memory(needed_bytes, free_bytes(), settings.rows, context_tokens)
         self._report_stage("loading the weights", began)
-        engine = load_engine(settings, image, context_tokens)
+        with one_line_shortage(settings.rows, context_tokens):
+            engine = load_engine(settings, image, context_tokens, choice)
         self._report_stage("warming up", began)
         budget = warm_up(engine, settings.prefill_chunk_tokens, settings.watchdog_seconds)
         check_engine(engine)
@@ -124,11 +130,12 @@ class Backend:
         # Special ids have no text: the server skips them, so a stop sequence cannot match in them either.
         text_bytes = [b"" if token_id in image.special_ids else text for token_id, text in enumerate(image.token_bytes)]
         rules = TokenRules(text_bytes, image.stop_ids)
-        scheduler = Scheduler(engine.info, rules, self._admission, budget)
+        options = SchedulerOptions(settings.kv_tokens, settings.prefix_reuse, settings.draft_tokens)
+        scheduler = Scheduler(engine.info, rules, self._admission, budget, options)
         outbox = self._intake if self._debug_log is None else TracedOutbox(self._intake, self._debug_log)
         loop = DecodeLoop(scheduler, engine, self._inbox, outbox)
         self._heartbeat_at = loop.heartbeat_at
-        self._intake.start_serving(ready_message(engine, image.variant))
+        self._intake.start_serving(ready_message(engine, image.variant, choice.reason))
         return loop
 
     def _report(self, loop: DecodeLoop) -> None:
@@ -157,37 +164,44 @@ class Backend:
         self._inbox.wake()
 
 
-def load_engine(settings: Settings, image: ModelImage, context_tokens: int) -> Engine:
-    """Load the engine that the settings name; the import is here so that the mock needs no torch."""
-    if settings.engine == "mock":
+def load_engine(
+    settings: Settings, image: ModelImage, context_tokens: int, choice: EngineChoice | None = None
+) -> Engine:
+    """Load the engine that was chosen, or is chosen now; the import is here so that the mock needs no torch."""
+    choice = choice or choose_engine(settings, image, build_obstacle)
+    if choice.engine == "mock":
         from inference_api.backend.engines import mock
 
         script = mock.MockScript.parse(settings.mock_mode, settings.mock_tokens_per_second, settings.mock_faults)
         return mock.load(image, num_rows=settings.rows, context_tokens=context_tokens, script=script)
-    if settings.engine == "fused":
+    if choice.engine == "fused":
         from inference_api.backend.engines import fused
 
         return fused.load(
             image,
             num_rows=settings.rows,
             context_tokens=context_tokens,
-            build_folder=settings.cache_path / "tvm_cache",
+            build_folder=settings.cache_path / ARTEFACTS_FOLDER,
             num_threads=settings.torch_threads,
+            native=choice.native,
         )
     from inference_api.backend.engines.transformers import load
 
     return load(image, num_rows=settings.rows, context_tokens=context_tokens, num_threads=settings.torch_threads)
 
 
-def ready_message(engine: Engine, variant: str) -> Ready:
-    """Describe a warm engine and its model's variant to the workers and the supervisor, under a fresh incarnation."""
+def ready_message(engine: Engine, variant: str, reason: str = "") -> Ready:
+    """Describe a warm engine and its model's variant to the workers and the supervisor, under a fresh incarnation.
+
+    `reason` says why the engine or its path is not the fastest.
+    """
     info = engine.info
     return Ready(
         incarnation=secrets.token_hex(8),
         digest=info.digest,
         model=info.model,
         engine=info.engine,
-        device=info.device,
+        device=f"{info.device}, because {reason}" if reason else info.device,
         num_rows=info.num_rows,
         context_tokens=info.context_tokens,
         row_independent=info.row_independent,

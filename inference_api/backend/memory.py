@@ -5,6 +5,9 @@ Runs once in PROCESS 2's start. Reads /proc/meminfo and the cgroup's files; know
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from inference_api.errors import MemoryShortError
@@ -33,9 +36,30 @@ def check_memory(needed_bytes: int, available_bytes: int, num_rows: int, context
     if needed_bytes > available_bytes:
         raise MemoryShortError(
             f"weights and KV cache need {needed_bytes / 2**20:.0f} MiB and {available_bytes / 2**20:.0f} MiB are free: "
-            f"lower INFERENCE_API_ROWS ({num_rows}) or INFERENCE_API_CONTEXT_TOKENS ({context_tokens}), "
-            f"or take a smaller INFERENCE_API_MODEL"
+            f"{_advice(num_rows, context_tokens)}"
         )
+
+
+@contextmanager
+def one_line_shortage(num_rows: int, context_tokens: int) -> Iterator[None]:
+    """Turn memory that runs out while an engine loads into a MemoryShortError with what lowers the need."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        # torch raises a RuntimeError with these words (c10/core/impl/alloc_cpu.cpp).
+        is_shortage = isinstance(error, MemoryError) or "allocate memory" in str(error).lower()
+        if not is_shortage and getattr(error, "errno", None) != errno.ENOMEM:
+            raise
+        raise MemoryShortError(
+            f"the memory ran out while the engine loaded: {_advice(num_rows, context_tokens)}"
+        ) from error
+
+
+def _advice(num_rows: int, context_tokens: int) -> str:
+    return (
+        f"lower INFERENCE_API_ROWS ({num_rows}) or INFERENCE_API_CONTEXT_TOKENS ({context_tokens}), "
+        "or take a smaller INFERENCE_API_MODEL"
+    )
 
 
 def _reclaimable_bytes(cgroup: Path) -> int:

@@ -2,15 +2,19 @@
 
 Pure and single-threaded: the decode thread calls `apply`, `schedule`, `update` in turn, and time is an argument.
 There is no prefill phase and no decode phase, only sequences whose computed ids catch up with their known ids under a
-budget of prompt tokens a step. `_finish` is the one owner of the end. Knows nothing of engines, sockets or text.
+budget of prompt tokens a step; one that makes room for others catches up again later. `_finish` is the one owner of
+the end. Knows nothing of engines, sockets or text.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
+
+import msgspec
 
 from inference_api.backend.admission import Admission
 from inference_api.backend.engines.base import (
@@ -22,9 +26,10 @@ from inference_api.backend.engines.base import (
     StepPlan,
     StepResult,
 )
-from inference_api.backend.kv_cache import RowAllocator
+from inference_api.backend.kv_cache import RowPool
+from inference_api.backend.request_records import RequestRecords
 from inference_api.backend.sequence import Sequence, SequenceStatus
-from inference_api.backend.views import request_view, row_view
+from inference_api.backend.views import row_view
 from inference_api.errors import GenerationError
 from inference_api.messages import (
     Abort,
@@ -33,7 +38,6 @@ from inference_api.messages import (
     FinishReason,
     Query,
     QueryKind,
-    RequestView,
     SequenceOutput,
     Snapshot,
     StepOutput,
@@ -43,10 +47,15 @@ from inference_api.messages import (
 MAX_IDLE_SECONDS = 1.0
 """An idle loop still steps so often: its heartbeat stays fresh."""
 
+_NOTHING = RowResult(-1)
+
 _NO_RESULT = ErrorInfo(GenerationError.code, "The engine drew no token.")
 
-MAX_ENDED_REQUESTS = 1024
-"""Ended requests whose figures can still be asked for."""
+MAX_DRAFTED_STEP_TOKENS = 8
+"""Rows guess ahead only in steps of so few tokens, guesses included: there a token more costs next to nothing."""
+
+GROWTH_TOKENS = 8
+"""Slots that must be free for every running row before another one starts: else it would soon make room again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,20 +75,50 @@ class TokenRules:
     token_bytes: Several[bytes]
     stop_ids: frozenset[int]
 
+    def end_ids(self, submit: Submit) -> frozenset[int]:
+        """Return the ids that end a sequence: the model's own ends unless they are ignored, and the request's."""
+        model: frozenset[int] = frozenset() if submit.ignore_eos else self.stop_ids
+        return model.union(submit.stop_ids) if submit.stop_ids else model
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """What the rows may share and save; the last two as far as the engine can do it.
+
+    `kv_tokens` bounds the known ids of all running rows together and is no less than the context (0: no bound);
+    `prefix_reuse` lets a prompt begin with what a row of its tenant holds; `draft_tokens` are guessed a row and step.
+    """
+
+    kv_tokens: int = 0
+    prefix_reuse: bool = False
+    draft_tokens: int = 0
+
 
 class Scheduler:
-    """Decide each step under a budget of prompt tokens."""
+    """Decide each step under a budget of prompt tokens.
 
-    def __init__(self, info: EngineInfo, rules: TokenRules, admission: Admission, budget: PrefillBudget) -> None:
+    Invariant: whoever runs came before whoever waits, and `_running` is in the order of arrival.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        rules: TokenRules,
+        admission: Admission,
+        budget: PrefillBudget,
+        options: SchedulerOptions | None = None,
+    ) -> None:
         self._info = info
         self._rules = rules
         self._admission = admission
         self._budget = budget
-        self._rows = RowAllocator(info.num_rows)
+        options = options or SchedulerOptions()
+        self._max_kv_tokens = options.kv_tokens or math.inf
+        self._max_draft_tokens = min(options.draft_tokens, info.max_draft_tokens)
+        self._rows = RowPool(info.num_rows, remembers=options.prefix_reuse and info.copies_prefixes)
         self._waiting: collections.deque[Sequence] = collections.deque()
         self._running: dict[int, Sequence] = {}
-        self._by_request: dict[tuple[str, str], list[Sequence]] = {}
-        self._ended: collections.OrderedDict[tuple[str, str], RequestView] = collections.OrderedDict()
+        self._records = RequestRecords()
         self._outputs: dict[str, list[SequenceOutput]] = {}
         self._snapshots: list[tuple[str, Snapshot]] = []
         self._released: list[int] = []
@@ -104,7 +143,7 @@ class Scheduler:
                 case Submit():
                     self._submit(worker, message, now)
                 case Abort():
-                    for sequence in list(self._by_request.get((message.tenant, message.request_id), ())):
+                    for sequence in self._records.open_sequences(message.tenant, message.request_id):
                         self._finish(sequence, FinishReason.ABORT, now)
                 case WorkerGone():
                     for sequence in [s for s in self._sequences() if s.worker == message.worker]:
@@ -120,27 +159,23 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR, now, error)
 
     def schedule(self, now: float) -> StepPlan:
-        """Give free rows to those who wait, then plan the step: every decoding row, and prompts under the budget."""
-        while self._waiting and self._rows.num_free:
-            sequence = self._waiting.popleft()
-            row, epoch = self._rows.allocate()
-            sequence.start(row, epoch, now)
-            self._running[row] = sequence
-            self._admission.start(len(sequence.submit.token_ids))
+        """Give rows to those who fit, then plan the step: every decoding row, and prompts under the budget."""
+        self._make_room()
+        self._start_waiting(now)
+        self._rows.open_plan()
         decoding = any(s.num_uncomputed_tokens == 1 for s in self._running.values())
         budget = self._budget.beside_tokens if decoding else self._budget.alone_tokens
         rows: list[RowPlan] = []
-        for sequence in sorted(self._running.values(), key=lambda s: s.arrived_at):
+        for sequence in self._running.values():
             num_tokens = sequence.num_uncomputed_tokens
-            if num_tokens > 1:
-                num_tokens = min(num_tokens, budget)
-                budget -= num_tokens
-            if num_tokens:
-                rows.append(self._row_plan(sequence, num_tokens))
+            if num_tokens == 1 or budget:
+                row = self._row_plan(sequence, budget)
+                budget -= len(row.token_ids) if num_tokens > 1 else 0
+                rows.append(row)
         rows.sort(key=lambda plan: plan.row)
         self._metrics["steps"] += bool(rows)
         self._metrics["scheduled_tokens"] += sum(len(plan.token_ids) for plan in rows)
-        return StepPlan(tuple(rows))
+        return StepPlan(tuple(self._with_drafts(rows)))
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> dict[str, StepOutput]:
         """Take in what the engine made of `plan`; return one message for each worker that has news."""
@@ -150,11 +185,13 @@ class Scheduler:
             sequence = self._running[row_plan.row]
             sequence.batch_size = max(sequence.batch_size, num_sampled)
             sequence.advance(len(row_plan.token_ids))
-            row_result = results.get(row_plan.row)
-            if row_result is not None:
-                self._take_result(sequence, row_result, now)
+            row_result = results.get(row_plan.row, _NOTHING)
+            if row_result.error is not None:
+                self._fail(sequence, ErrorInfo(GenerationError.code, row_result.error.message), now)
+            elif row_result.token_ids:
+                self._take_result(sequence, row_plan, row_result, now)
             elif row_plan.sample is not None:
-                self._finish(sequence, FinishReason.ERROR, now, _NO_RESULT)
+                self._fail(sequence, _NO_RESULT, now)
         outputs, self._outputs = self._outputs, {}
         return {worker: StepOutput(items) for worker, items in outputs.items()}
 
@@ -164,9 +201,13 @@ class Scheduler:
         return snapshots
 
     def take_released(self) -> list[int]:
-        """Return the rows given back since the last call; the engine forgets them."""
+        """Return the rows given back since the last call, for the engine to know."""
         released, self._released = self._released, []
         return released
+
+    def borrow_row(self) -> int:
+        """Return a free row that the caller may run anything in before the next `schedule`; none must run or wait."""
+        return self._rows.forget_least()
 
     def _sequences(self) -> list[Sequence]:
         return [*self._waiting, *self._running.values()]
@@ -175,49 +216,124 @@ class Scheduler:
         sequence = Sequence(submit, worker, now)
         sequence.recall(self._rules.token_bytes[token_id] for token_id in submit.token_ids[submit.num_prompt_tokens :])
         self._waiting.append(sequence)
-        self._by_request.setdefault((submit.tenant, submit.request_id), []).append(sequence)
+        self._records.add(sequence)
         self._metrics["requests"] += 1
         self._metrics["prompt_tokens"] += submit.num_prompt_tokens
 
-    def _row_plan(self, sequence: Sequence, num_tokens: int) -> RowPlan:
+    @property
+    def _num_known_tokens(self) -> int:
+        """Slots that the running rows need once everything known is computed."""
+        return sum(len(sequence.token_ids) for sequence in self._running.values())
+
+    def _make_room(self) -> None:
+        """Take rows back, the latest arrival's first, until the KV cache holds what is known; one sequence always fits.
+
+        Invariant: the oldest keeps its row, so that something always comes to its end.
+        """
+        while len(self._running) > 1 and self._num_known_tokens > self._max_kv_tokens:
+            row, sequence = self._running.popitem()
+            sequence.preempt()
+            self._give_back(row)
+            self._waiting.appendleft(sequence)
+            self._admission.wait_again(len(sequence.submit.token_ids))
+            self._metrics["preemptions"] += 1
+
+    def _start_waiting(self, now: float) -> None:
+        """Give free rows to those who wait, in their order, as far as the KV cache has room for them to grow."""
+        while self._waiting and self._rows.num_free:
+            sequence = self._waiting[0]
+            num_tokens = self._num_known_tokens + len(sequence.token_ids) + GROWTH_TOKENS * (len(self._running) + 1)
+            if self._running and num_tokens > self._max_kv_tokens:
+                break
+            self._waiting.popleft()
+            row, epoch = self._rows.allocate(sequence)
+            sequence.start(row, epoch, now)
+            self._running[row] = sequence
+            self._admission.start(len(sequence.submit.token_ids))
+
+    def _row_plan(self, sequence: Sequence, budget: int) -> RowPlan:
+        """Plan the next known ids of a sequence, one of them or as many as `budget` allows."""
+        prefix = None if sequence.status is SequenceStatus.DECODING else self._rows.begin(sequence)
+        if prefix is not None:
+            self._metrics["prefix_hits"] += 1
+            self._metrics["prefix_tokens"] += prefix.num_tokens - sequence.num_computed_tokens
+            sequence.reuse(prefix.num_tokens)
         start = sequence.num_computed_tokens
-        end = start + num_tokens
+        end = min(len(sequence.token_ids), start + max(1, budget))
         sample = None
         if end == len(sequence.token_ids):
-            submit = sequence.submit
-            sample = SampleSpec(submit.sampling, submit.choice, end, submit.num_prompt_tokens)
-        return RowPlan(sequence.row, start, tuple(sequence.token_ids[start:end]), sample)
+            sample = self._sample_spec(sequence)
+        return RowPlan(sequence.row, start, tuple(sequence.token_ids[start:end]), sample, prefix)
 
-    def _take_result(self, sequence: Sequence, result: RowResult, now: float) -> None:
+    def _sample_spec(self, sequence: Sequence) -> SampleSpec:
+        """Say how to draw the id after the known ones."""
+        submit = sequence.submit
+        may_end = sequence.num_completion_tokens >= submit.min_tokens
+        return SampleSpec(
+            submit.sampling,
+            submit.choice,
+            len(sequence.token_ids),
+            submit.num_prompt_tokens,
+            known_ids=tuple(sequence.token_ids) if submit.sampling.reads_known_ids else (),
+            barred_ids=frozenset() if may_end else self._rules.end_ids(submit),
+        )
+
+    def _with_drafts(self, rows: list[RowPlan]) -> list[RowPlan]:
+        """Let the rows that sample guess ahead, each its share of what makes a step small."""
+        sampling = [row for row in rows if row.sample and not (row.sample.mask or row.sample.barred_ids)]
+        room = MAX_DRAFTED_STEP_TOKENS - sum(len(row.token_ids) for row in rows)
+        room = int(min(room, self._max_kv_tokens - self._num_known_tokens))
+        if not self._max_draft_tokens or room < 1 or not sampling:
+            return rows
+        drafted: dict[int, RowPlan] = {}
+        for num_done, row in enumerate(sampling):
+            share = min(self._max_draft_tokens, room // (len(sampling) - num_done))
+            sequence = self._running[row.row]
+            draft_ids = sequence.drafts.propose(min(share, self._num_left(sequence) - 1))
+            room -= len(draft_ids)
+            drafted[row.row] = dataclasses.replace(row, draft_ids=draft_ids)
+            self._metrics["draft_tokens"] += len(draft_ids)
+        return [drafted.get(row.row, row) for row in rows]
+
+    def _take_result(self, sequence: Sequence, plan: RowPlan, result: RowResult, now: float) -> None:
         """Append the drawn ids up to the one that ends the sequence; queue them for the worker."""
-        if result.error is not None:
-            error = ErrorInfo(GenerationError.code, result.error.message)
-            self._finish(sequence, FinishReason.ERROR, now, error)
-            return
         index = sequence.num_completion_tokens
+        end_ids = self._rules.end_ids(sequence.submit)
         reason: FinishReason | None = None
         for token_id in result.token_ids:
             stopped = sequence.append(token_id, self._rules.token_bytes[token_id], now)
-            if stopped or token_id in self._rules.stop_ids:
+            if stopped or (token_id in end_ids and sequence.may_end):
                 reason = FinishReason.STOP
-            elif self._is_full(sequence):
+            elif self._num_left(sequence) < 1:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 break
         token_ids = sequence.token_ids[sequence.submit.num_prompt_tokens + index :]
         self._metrics["completion_tokens"] += len(token_ids)
         self._metrics["discarded_tokens"] += len(result.token_ids) - len(token_ids)
+        if plan.draft_ids:
+            num_accepted = len(result.token_ids) - 1
+            self._metrics["accepted_draft_tokens"] += num_accepted
+            sequence.drafts.settle(len(plan.draft_ids), num_accepted)
+            sequence.advance(min(num_accepted, len(token_ids)))
+        logprobs = None if result.logprobs is None else list(result.logprobs[: len(token_ids)])
+        output = SequenceOutput(sequence.session_id, sequence.row, sequence.epoch, index, token_ids, logprobs=logprobs)
         if reason is not None:
-            self._finish(sequence, reason, now, index=index, token_ids=token_ids)
+            self._finish(sequence, reason, now, output=output)
         else:
-            self._send(sequence, SequenceOutput(sequence.session_id, sequence.row, sequence.epoch, index, token_ids))
+            self._send(sequence, output)
 
-    def _is_full(self, sequence: Sequence) -> bool:
-        """Tell whether max_tokens is reached or the next id would have no slot."""
-        return (
-            sequence.num_completion_tokens >= sequence.submit.max_tokens
-            or len(sequence.token_ids) >= self._info.context_tokens
+    def _num_left(self, sequence: Sequence) -> int:
+        """Count the ids that may still come before max_tokens is reached or the next id would have no slot."""
+        return min(
+            sequence.submit.max_tokens - sequence.num_completion_tokens,
+            self._info.context_tokens - len(sequence.token_ids),
         )
+
+    def _fail(self, sequence: Sequence, error: ErrorInfo, now: float) -> None:
+        """End a sequence that the engine failed on; what its row holds is not used again."""
+        self._rows.spoil(sequence.row)
+        self._finish(sequence, FinishReason.ERROR, now, error)
 
     def _finish(
         self,
@@ -225,11 +341,9 @@ class Scheduler:
         reason: FinishReason,
         now: float,
         error: ErrorInfo | None = None,
-        *,
-        index: int | None = None,
-        token_ids: Several[int] = (),
+        output: SequenceOutput | None = None,
     ) -> None:
-        """End a sequence: free its row and its place, record it, queue its one terminal event.
+        """End a sequence: free its row and its place, record it, queue its one terminal event, with its last `output`.
 
         Invariant: every end comes through here, and the row is free for the next `schedule`.
         """
@@ -238,24 +352,20 @@ class Scheduler:
         if was_waiting:
             self._waiting.remove(sequence)
             self._admission.start(len(sequence.submit.token_ids))
-            self._admission.release(None)
         else:
             del self._running[sequence.row]
-            self._rows.free(sequence.row)
-            self._released.append(sequence.row)
-            self._admission.release(sequence.running_seconds(now))
-        key = (sequence.submit.tenant, sequence.submit.request_id)
-        self._by_request[key].remove(sequence)
-        if not self._by_request[key]:
-            del self._by_request[key]
-        self._ended[key] = request_view(sequence, now)
-        self._ended.move_to_end(key)
-        if len(self._ended) > MAX_ENDED_REQUESTS:
-            self._ended.popitem(last=False)
+            self._give_back(sequence.row)
+        self._admission.release(None if sequence.started_at is None else sequence.running_seconds(now))
+        self._records.end(sequence, now)
         self._metrics[f"finished_{reason}"] += 1
-        first = sequence.num_completion_tokens if index is None else index
-        output = SequenceOutput(sequence.session_id, sequence.row, sequence.epoch, first, list(token_ids), finished)
-        self._send(sequence, output)
+        if output is None:
+            index = sequence.num_completion_tokens
+            output = SequenceOutput(sequence.session_id, sequence.row, sequence.epoch, index, [])
+        self._send(sequence, msgspec.structs.replace(output, finished=finished))
+
+    def _give_back(self, row: int) -> None:
+        self._rows.free(row)
+        self._released.append(row)
 
     def _send(self, sequence: Sequence, output: SequenceOutput) -> None:
         self._outputs.setdefault(sequence.worker, []).append(output)
@@ -266,9 +376,7 @@ class Scheduler:
         if query.kind is QueryKind.ROWS:
             rows = [row_view(row, self._running.get(row), query.tenant, now) for row in range(self._info.num_rows)]
         elif query.kind is QueryKind.REQUEST:
-            key = (query.tenant, query.request_id)
-            sequences = self._by_request.get(key)
-            request = request_view(sequences[0], now, self._waiting) if sequences else self._ended.get(key)
+            request = self._records.view(query.tenant, query.request_id, now, self._waiting)
         return Snapshot(
             query_id=query.query_id,
             num_waiting=len(self._waiting),

@@ -9,12 +9,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from inference_api.backend.prompt_lookup import PromptLookup
 from inference_api.messages import ErrorInfo, Finished, FinishReason, Submit, Timing
 from inference_api.stop import StopMatcher
 
 
 class SequenceStatus(enum.Enum):
-    """WAITING for a row, PREFILLING its prompt, DECODING ids, FINISHED."""
+    """WAITING for a row, PREFILLING its known ids, DECODING new ones, FINISHED.
+
+    One that makes room for others goes back from PREFILLING or DECODING to WAITING.
+    """
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -41,6 +45,7 @@ class Sequence:
         self.batch_size = 0
         self.finish_reason: FinishReason | None = None
         self.stop: bytes | None = None
+        self.drafts = PromptLookup(self.token_ids)
         self._matcher = StopMatcher(submit.stop_sequences)
 
     @property
@@ -49,9 +54,19 @@ class Sequence:
         return self.submit.session_id
 
     @property
+    def tenant(self) -> str:
+        """Who pays for it, and alone may use again what it computed."""
+        return self.submit.tenant
+
+    @property
     def num_completion_tokens(self) -> int:
         """Ids made so far, those of earlier attempts included."""
         return len(self.token_ids) - self.submit.num_prompt_tokens
+
+    @property
+    def may_end(self) -> bool:
+        """Tell whether the last id may be an end: min_tokens came before it."""
+        return self.num_completion_tokens > self.submit.min_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -76,20 +91,29 @@ class Sequence:
         limits = [(submit.total_seconds, "The request took longer than")]
         if self.first_token_at is None:
             limits.append((submit.first_token_seconds, "The first token took longer than"))
-        if self.status is SequenceStatus.WAITING:
+        if self.started_at is None:
             limits.append((submit.queue_seconds, "No row became free within"))
         return min(limits, key=lambda limit: limit[0])
 
     def recall(self, known_bytes: Iterable[bytes]) -> None:
         """Let the stop search see the output that an earlier attempt delivered: a stop may begin in it."""
-        for token_bytes in known_bytes:
-            self._matcher.feed(token_bytes)
+        for count, token_bytes in enumerate(known_bytes, start=1):
+            self._matcher.feed(token_bytes, may_end=count > self.submit.min_tokens)
 
     def start(self, row: int, epoch: int, now: float) -> None:
-        """Take a row; nothing is computed there yet."""
-        self.row, self.epoch, self.started_at = row, epoch, now
+        """Take a row; nothing is computed there yet. The time of the first one counts."""
+        self.row, self.epoch = row, epoch
+        self.started_at = now if self.started_at is None else self.started_at
         self.num_computed_tokens = 0
         self.status = SequenceStatus.PREFILLING
+
+    def reuse(self, num_tokens: int) -> None:
+        """Note that the row begins with the KV of the first `num_tokens` known ids."""
+        self.num_computed_tokens = num_tokens
+
+    def preempt(self) -> None:
+        """Leave the row to others and wait for another one; what is known stays known."""
+        self.status = SequenceStatus.WAITING
 
     def advance(self, num_tokens: int) -> None:
         """Note that `num_tokens` more known ids are in the KV cache."""
@@ -102,7 +126,7 @@ class Sequence:
         if self.first_token_at is None:
             self.first_token_at = now
         self.token_ids.append(token_id)
-        match = self._matcher.feed(token_bytes)
+        match = self._matcher.feed(token_bytes, may_end=self.may_end)
         if match is None:
             return False
         self.stop = match.stop
@@ -116,7 +140,7 @@ class Sequence:
         return Finished(reason, self.num_completion_tokens, self.timing(now), stop, error)
 
     def running_seconds(self, now: float) -> float:
-        """Return how long the sequence has had a row."""
+        """Return how long ago the sequence got its first row."""
         return 0.0 if self.started_at is None else now - self.started_at
 
     def timing(self, now: float) -> Timing:

@@ -76,7 +76,12 @@ def make_context(settings: Settings) -> ServerContext:
         watcher=DisconnectWatcher(on_death=end_worker),
         tokenizer=tokenizer,
         chat_template=template,
-        limits=NativeLimits(context_tokens=min(settings.context_tokens, image.context_tokens), eos_text=image.eos_text),
+        limits=NativeLimits(
+            context_tokens=min(settings.context_tokens, image.context_tokens),
+            eos_text=image.eos_text,
+            vocab_size=image.vocab_size,
+            stop_ids=image.stop_ids,
+        ),
         model_names=settings.served_model_names or (image.name,),
         debug_log=DebugLog(settings.debug_logs_path, f"frontend-{settings.port}") if settings.frontend_debug else None,
     )

@@ -57,12 +57,14 @@ class Generation:
         self._watch: int | None = None
         self._client_left = threading.Event()
         self._finished: Finished | None = None
+        self._num_early_tokens = 0
         self.abandoned = False
         """Whether nobody read it to its end: its client left, or its response was closed before."""
 
     def start(self, submit: Submit, client_socket: socket.socket | None) -> None:
         """Submit, and abort as soon as the client leaves; raises what BackendClient.submit raises."""
         self._submit = submit
+        self._num_early_tokens = submit.min_tokens
         if client_socket is not None:
             self._watch = self._watcher.watch(client_socket, self._on_client_left)
         try:
@@ -84,7 +86,7 @@ class Generation:
         delivery = self._stream.read(timeout_seconds)
         if delivery is None:
             return None
-        text = self._text_stop.feed(self._decoder.decode(delivery.token_ids))
+        text = self._text_of(delivery.token_ids)
         if delivery.finished is not None:
             self._finished = delivery.finished
             if delivery.finished.reason is FinishReason.ABORT and self._client_left.is_set():
@@ -144,8 +146,17 @@ class Generation:
             self._abort()
 
     def _send_text(self, token_ids: Sequence[int], sender: ChunkSender) -> bool:
-        text = self._text_stop.feed(self._decoder.decode(token_ids))
+        text = self._text_of(token_ids)
         return not text or sender.offer(text.encode())
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        """Decode further ids; return what may be sent. A stop complete within the first min_tokens ids is none."""
+        early = token_ids[: self._num_early_tokens]
+        text = ""
+        if early:
+            self._num_early_tokens -= len(early)
+            text = self._text_stop.feed(self._decoder.decode(early), may_end=False)
+        return text + self._text_stop.feed(self._decoder.decode(token_ids[len(early) :]))
 
     def _on_client_left(self) -> None:
         self._client_left.set()

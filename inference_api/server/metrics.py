@@ -23,6 +23,11 @@ _COUNTERS = {
     "discarded_tokens": "Tokens computed and never sent.",
     "scheduled_tokens": "Tokens computed, prompts and completions.",
     "steps": "Forward passes.",
+    "prefix_hits": "Prompts that began with what a row of their tenant held.",
+    "prefix_tokens": "Tokens that were not computed for that reason.",
+    "preemptions": "Rows that were taken back to make room for others.",
+    "draft_tokens": "Guesses of next tokens that were computed.",
+    "accepted_draft_tokens": "Guesses that were right.",
     "late_tokens": "Tokens for sessions that had just ended.",
     "foreign_tokens": "Tokens that matched no rule; always 0.",
 }

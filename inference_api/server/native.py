@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from flask import Blueprint, Response, request
 
 from inference_api.errors import InferenceApiError, NotFoundError
-from inference_api.messages import SamplingParams, Submit
+from inference_api.messages import Submit
 from inference_api.server.chat_template import ChatMessage
 from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.context import ServerContext, current_call
 from inference_api.server.generation import Generation, Piece, is_retryable, raise_if_failed
 from inference_api.server.responses import event, stream_response
-from inference_api.server.validation import DEFAULT_STOP_TEXT, NativeRequest, parse_native
+from inference_api.server.validation import DEFAULT_STOP_TEXT, NativeRequest, distinct, parse_native
 
 LEGACY_MODEL_NAME = "falcon40b"
 PING = b": ping\n\n"
@@ -107,11 +107,14 @@ class NativeRoutes:
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             max_tokens=max_tokens,
-            sampling=SamplingParams(native.temperature, native.top_k, native.top_p, seed),
+            sampling=native.sampling(seed),
             stop_sequences=[stop.encode() for stop in stops],
             queue_seconds=settings.queue_seconds,
             first_token_seconds=settings.first_token_seconds,
             total_seconds=settings.total_seconds,
+            stop_ids=distinct(native.stop_token_ids),
+            min_tokens=native.min_tokens,
+            ignore_eos=native.ignore_eos,
         )
         call.generation = generation = context.make_generation(token_ids, stops)
         generation.start(submit, request.environ.get("gunicorn.socket"))

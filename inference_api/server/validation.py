@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 
 from inference_api.errors import InvalidRequestError, PromptTooLongError
+from inference_api.messages import SamplingParams
+from inference_api.server.body_fields import Field, check_bounds, convert, shown
 
 DEFAULT_STOP_TEXT = "<|endoftext|>"
 """The original's documented default of `stop_sequence`; means the model's own end, whatever the model calls it."""
@@ -23,25 +24,13 @@ DEFAULT_STOP_TEXT = "<|endoftext|>"
 MAX_SEED = 2**63 - 1
 MAX_SESSION_ID_CHARS = 128
 
-# What Python's float() and int() take, less their underscores, padding, digits of other scripts, nan and inf.
-_NUMBER_TEXT = re.compile(r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?", re.ASCII)
-_INTEGER_TEXT = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
+# As vLLM 0.32 has them, vllm/v1/worker/gpu/sample/logit_bias.py: so many cost a step next to nothing.
+MAX_LISTED_IDS = 1024
+MAX_STOP_IDS = 128
+
 # RFC 9110 section 5.5: visible ASCII, blanks only inside; the label goes back in a response header.
 _HEADER_SAFE = re.compile(r"([!-~]([ -~]*[!-~])?)?", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BOOLEAN_TEXTS = {"true": True, "false": False}
-_MAX_SHOWN_CHARS = 64
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Field:
-    """One JSON member: its Python type, its default (None: absent has its own meaning) and its inclusive bounds."""
-
-    name: str
-    kind: type[str] | type[int] | type[float] | type[bool]
-    default: float | bool | None
-    summary: str
-    bounds: tuple[float, float] | None = None
 
 
 TEXT = Field("text", str, None, "The prompt; required and not empty.")
@@ -56,10 +45,35 @@ NATIVE_FIELDS = (
     Field("stop_sequence", str, None, "Ends the answer before this text; by default only the model's own end does."),
     Field("return_prompt", bool, False, "Puts the prompt before the answer."),
     Field("seed", int, None, "Makes the draws repeatable; drawn by the server when absent.", (0, MAX_SEED)),
+    Field("min_p", float, 0.0, "Keeps tokens at least this share as likely as the likeliest, after top_p.", (0.0, 1.0)),
+    Field("typical_p", float, 1.0, "Keeps the least surprising tokens that add up to this, after min_p.", (0.01, 1.0)),
+    Field("repetition_penalty", float, 1.0, "Makes tokens of prompt and answer less likely (above 1).", (0.01, 100.0)),
+    Field("presence_penalty", float, 0.0, "Taken from the logits of tokens that the answer holds.", (-2.0, 2.0)),
+    Field("frequency_penalty", float, 0.0, "Taken as often as the answer holds the token.", (-2.0, 2.0)),
+    Field("logit_bias", dict, None, "Added to the logits of token ids.", (-100.0, 100.0), MAX_LISTED_IDS),
+    Field("allowed_token_ids", list, None, "The only tokens that may be drawn.", max_entries=MAX_LISTED_IDS),
+    Field("banned_token_ids", list, None, "Tokens that are never drawn.", max_entries=MAX_LISTED_IDS),
+    Field(
+        "stop_token_ids", list, None, "Tokens that end the answer, beside the model's end.", max_entries=MAX_STOP_IDS
+    ),
+    Field("min_tokens", int, 0, "So many tokens come before an end, at most max_tokens.", (0, 2048)),
+    Field("ignore_eos", bool, False, "Goes on over the model's own end."),
     RAG_CONTEXT,
     SESSION_ID,
 )
 """Every member of a native body, in the order in which they are checked."""
+
+_SAMPLING_OPTIONS = {
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
+    "allowed_token_ids": "allowed_ids",
+    "banned_token_ids": "banned_ids",
+}
+"""Members that a body may leave out, and what SamplingParams calls them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,6 +83,9 @@ class NativeLimits:
     context_tokens: int = 2048
     eos_text: str | None = None
     max_stop_chars: int = 64
+    vocab_size: int = 2**31
+    stop_ids: frozenset[int] = frozenset()
+    """The model's own ends."""
 
     def fit_max_tokens(self, max_tokens: int, num_prompt_tokens: int) -> int:
         """Clamp `max_tokens` to the room that the prompt leaves in the context; at least 1.
@@ -96,8 +113,33 @@ class NativeRequest:
     stop_sequence: str | None
     return_prompt: bool
     seed: int | None
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float] | None
+    allowed_token_ids: list[int] | None
+    banned_token_ids: list[int] | None
+    stop_token_ids: list[int] | None
+    min_tokens: int
+    ignore_eos: bool
     session_id: str | None
     rag_context: str | None
+
+    def sampling(self, seed: int) -> SamplingParams:
+        """Return how to draw; an option that is off is left to its default, which does not cross."""
+        options: dict[str, Any] = {}
+        for field in NATIVE_FIELDS:
+            value = getattr(self, field.name)
+            if field.name in _SAMPLING_OPTIONS and value and value != field.default:
+                options[_SAMPLING_OPTIONS[field.name]] = distinct(value) if isinstance(value, list) else value
+        return SamplingParams(self.temperature, self.top_k, self.top_p, seed, **options)
+
+
+def distinct(token_ids: Collection[int] | None) -> tuple[int, ...]:
+    """Return each of the ids once, in their order; nothing for None."""
+    return tuple(dict.fromkeys(token_ids or ()))
 
 
 def parse_native(
@@ -109,19 +151,21 @@ def parse_native(
     """
     given = _parse_object(body, content_type)
     fields = [field for field in NATIVE_FIELDS if allow_rag_context or field is not RAG_CONTEXT]
-    values = {field.name: _convert(field, given) for field in fields if field is not SESSION_ID}
+    values = {field.name: convert(field, given) for field in fields if field is not SESSION_ID}
     if not values["text"]:
         raise InvalidRequestError("required 'text' parameter is either empty or not provided")
     for field in fields:
-        _check_bounds(field, values.get(field.name))
-    values["session_id"] = _convert(SESSION_ID, given)
+        check_bounds(field, values.get(field.name), limits.vocab_size)
+    values["session_id"] = convert(SESSION_ID, given)
     _check_session_id(values["session_id"])
     for name, value in values.items():
         refuse_lone_surrogates(name, value)
     values["stop_sequence"] = _resolve_stop(values["stop_sequence"], limits)
     _refuse_unknown(given, fields)
     values.setdefault("rag_context", None)
-    return NativeRequest(**values)
+    native = NativeRequest(**values)
+    _check_ids_left(native, limits)
+    return native
 
 
 def refuse_lone_surrogates(name: str, value: object) -> None:
@@ -154,64 +198,9 @@ def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members: dict[str, object] = {}
     for name, value in pairs:
         if name in members:
-            raise InvalidRequestError(f"Parameter: {_shown(name)} is given more than once. Send it once.")
+            raise InvalidRequestError(f"Parameter: {shown(name)} is given more than once. Send it once.")
         members[name] = value
     return members
-
-
-def _convert(field: Field, given: dict[str, object]) -> Any:
-    """Return the field's default, or its value as `field.kind`; raises InvalidRequestError for another type."""
-    if field.name not in given:
-        return field.default
-    value = given[field.name]
-    converted = _CONVERTERS[field.kind](value)
-    if converted is None:
-        raise InvalidRequestError(f"Parameter: {field.name} is type={type(value)}, expected {field.kind}")
-    return converted
-
-
-def _to_str(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _to_bool(value: object) -> bool | None:
-    if isinstance(value, str):
-        return _BOOLEAN_TEXTS.get(value)
-    return value if isinstance(value, bool) else None
-
-
-def _to_int(value: object) -> int | None:
-    """Convert an integer, its text, or a number without a fraction: JSON has one number type, so 40.0 is 40."""
-    if isinstance(value, str):
-        return int(value) if _INTEGER_TEXT.fullmatch(value) else None
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _to_float(value: object) -> float | None:
-    """Convert a number or its text; an integer too large for a float becomes infinite, for its bounds to refuse."""
-    if isinstance(value, str):
-        return float(value) if _NUMBER_TEXT.fullmatch(value) else None
-    if isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-    return value if isinstance(value, float) else None
-
-
-_CONVERTERS: dict[type, Callable[[object], object]] = {str: _to_str, bool: _to_bool, int: _to_int, float: _to_float}
-
-
-def _check_bounds(field: Field, value: Any) -> None:
-    if field.bounds is None or value is None:
-        return
-    low, high = field.bounds
-    if not low <= value <= high:
-        raise InvalidRequestError(
-            f"Parameter: {field.name}={_shown(value)} is outside bounds, {low} <= {field.name} <= {high}."
-        )
 
 
 def _check_session_id(label: str | None) -> None:
@@ -237,14 +226,37 @@ def _resolve_stop(stop: str | None, limits: NativeLimits) -> str | None:
     return stop
 
 
+def _check_ids_left(native: NativeRequest, limits: NativeLimits) -> None:
+    """Raise InvalidRequestError if the parameters together leave no id to draw, or no room for min_tokens."""
+    if native.min_tokens > native.max_tokens:
+        raise InvalidRequestError(
+            f"Parameter: min_tokens={native.min_tokens} is outside bounds, 0 <= min_tokens <= max_tokens="
+            f"{native.max_tokens}."
+        )
+    if native.allowed_token_ids == []:
+        raise InvalidRequestError("Parameter: allowed_token_ids has 0 entries, at least 1 is needed.")
+    banned = set(native.banned_token_ids or ())
+    ends = set(native.stop_token_ids or ()) | (set() if native.ignore_eos else limits.stop_ids)
+    barred = ends if native.min_tokens else set()
+    if native.allowed_token_ids is not None:
+        drawable = set(native.allowed_token_ids)
+        num_drawable, banned, barred = len(drawable), banned & drawable, barred & drawable
+    else:
+        num_drawable = limits.vocab_size
+    if len(banned) >= num_drawable:
+        raise InvalidRequestError(
+            f"Parameter: banned_token_ids holds all {num_drawable} ids that may be drawn,"
+            f" at most {num_drawable - 1} are allowed."
+        )
+    if len(banned | barred) >= num_drawable:
+        raise InvalidRequestError(
+            f"Parameter: min_tokens={native.min_tokens} is outside bounds, 0 <= min_tokens <= 0:"
+            f" all {num_drawable - len(banned)} ids that may be drawn end the answer."
+        )
+
+
 def _refuse_unknown(given: dict[str, object], fields: list[Field]) -> None:
     allowed = [field.name for field in fields]
     for name in given:
         if name not in allowed:
-            raise InvalidRequestError(f"Parameter: {_shown(name)} is unknown, expected only {', '.join(allowed)}.")
-
-
-def _shown(value: object) -> str:
-    """Print a value that a caller sent, as short plain ASCII: it goes into an error text."""
-    text = ascii(value)[1:-1] if isinstance(value, str) else str(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
+            raise InvalidRequestError(f"Parameter: {shown(name)} is unknown, expected only {', '.join(allowed)}.")

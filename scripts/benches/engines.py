@@ -106,7 +106,7 @@ def run(size_name: str) -> dict[str, object]:
     )
     engines: dict[str, Engine] = {"transformers": reference, "fused": fast}
     rows = {name: Rows(engine) for name, engine in engines.items()}
-    figures: dict[str, object] = {"threads": torch.get_num_threads(), "numeric_path": fused.NUMERIC_PATH}
+    figures: dict[str, object] = {"threads": torch.get_num_threads(), "numeric_path": fast.info.device}
     figures["prefill_tokens_per_second"] = _compare_prefill(rows, size)
     for context in size.contexts:
         for name, those in rows.items():

@@ -14,7 +14,7 @@ import msgspec
 from inference_api.backend.admission import Admission
 from inference_api.backend.engines.base import EMPTY_RESULT, EngineInfo, PrefillBudget, StepPlan, StepResult
 from inference_api.backend.engines.mock import MockEngine, MockScript
-from inference_api.backend.scheduler import Scheduler, TokenRules, WorkerGone
+from inference_api.backend.scheduler import Scheduler, SchedulerOptions, TokenRules, WorkerGone
 from inference_api.messages import (
     Abort,
     Finished,
@@ -106,13 +106,14 @@ class Rig:
         context_tokens: int = 256,
         queue: tuple[int, int] = (8, 65536),
         budget: tuple[int, int] = (64, 512),
+        options: SchedulerOptions | None = None,
     ) -> None:
         image = make_image()
         self.now = START_SECONDS
         self.admission = Admission(num_rows, *queue)
         self.engine = MockEngine(image, num_rows, context_tokens, script)
         rules = TokenRules(image.token_bytes, image.stop_ids)
-        self.scheduler = Scheduler(self.engine.info, rules, self.admission, PrefillBudget(*budget))
+        self.scheduler = Scheduler(self.engine.info, rules, self.admission, PrefillBudget(*budget), options)
         self.ids: dict[str, list[int]] = collections.defaultdict(list)
         self.ends: dict[str, Finished] = {}
         self.rows: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)

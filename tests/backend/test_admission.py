@@ -32,6 +32,16 @@ def test_waiting_prompt_tokens_are_bounded_and_a_started_prompt_no_longer_counts
     assert admission.take(60) == 2
 
 
+def test_a_prompt_that_waits_again_counts_again_and_keeps_its_place() -> None:
+    admission = Admission(1, 9, 100)
+    admission.take(60)
+    admission.start(60)
+    admission.wait_again(60)
+    assert admission.take(41) is RefusalReason.QUEUE_FULL
+    assert admission.take(40) == 1
+    assert admission.num_requests == 2
+
+
 def test_a_prompt_over_the_token_bound_is_taken_when_nothing_waits() -> None:
     assert Admission(1, 9, 100).take(2000) == 0
 

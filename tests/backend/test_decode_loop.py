@@ -8,8 +8,9 @@ import time
 import pytest
 
 from inference_api.backend.decode_loop import DecodeLoop, Inbox, check_engine
-from inference_api.backend.engines.base import StepPlan, StepResult
+from inference_api.backend.engines.base import PrefixCopy, StepPlan, StepResult
 from inference_api.backend.engines.mock import MockScript
+from inference_api.backend.scheduler import SchedulerOptions
 from inference_api.messages import Abort, Message, Query, QueryKind, Snapshot, StepOutput
 from tests.backend.factories import DIGITS, WORKER, Rig, make_submit
 
@@ -140,6 +141,26 @@ def test_an_idle_engine_checks_itself_once_an_interval_and_never_while_a_row_is_
     loop.step()
     rig.now += 500.0
     assert not loop.check_idle_engine(120.0)
+
+
+def test_the_self_check_runs_in_the_row_whose_memory_is_worth_least_and_that_is_forgotten() -> None:
+    rig = Rig(2, options=SchedulerOptions(prefix_reuse=True))
+    loop, inbox, journal = _make_loop(rig)
+    prompts = [b"a text of the first sequence", b"another text of the second one"]
+    for number, prompt in enumerate(prompts):
+        _put(rig, inbox, f"s{number}", prompt=prompt, max_tokens=1 + number)
+    for _ in range(2):
+        loop.step()
+    for seconds, row in ((120.0, 0), (120.0, 0)):
+        rig.now += seconds
+        assert loop.check_idle_engine(120.0)
+        assert journal.events[-2:] == [f"execute [{row}]", f"release {row}"]
+    for number, prompt in enumerate(prompts):
+        _put(rig, inbox, f"again-{number}", prompt=prompt, max_tokens=1)
+    plans = []
+    rig.engine.execute, execute = lambda plan: plans.append(plan) or execute(plan), rig.engine.execute
+    loop.step()
+    assert [row.prefix for row in plans[0].rows] == [None, PrefixCopy(1, len(prompts[1]) - 1)]
 
 
 def test_a_question_does_not_put_the_self_check_off() -> None:

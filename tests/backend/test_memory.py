@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from inference_api.backend.memory import check_memory, free_bytes
+from inference_api.backend.memory import check_memory, free_bytes, one_line_shortage
 from inference_api.errors import MemoryShortError
 
 GIB = 1 << 30
@@ -63,3 +64,24 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_the_settings_that_lo
         check_memory(3 * GIB, GIB, 32, 2048)
     for part in ("3072 MiB", "1024 MiB", "INFERENCE_API_ROWS (32)", "INFERENCE_API_CONTEXT_TOKENS (2048)"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+)
+def test_memory_that_runs_out_while_an_engine_loads_is_one_line_with_what_lowers_the_need(error: Exception) -> None:
+    with pytest.raises(MemoryShortError) as caught, one_line_shortage(32, 2048):
+        raise error
+    text = "the memory ran out while the engine loaded: lower INFERENCE_API_ROWS (32) or INFERENCE_API_CONTEXT_TOKENS"
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), RuntimeError("shapes do not fit")])
+def test_another_fault_of_a_load_stays_what_it_is(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error.args[-1])), one_line_shortage(32, 2048):
+        raise error

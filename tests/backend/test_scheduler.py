@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from inference_api.backend import request_records
 from inference_api.backend import scheduler as scheduler_module
 from inference_api.backend.engines.base import RowResult, StepResult
 from inference_api.backend.engines.mock import MockScript
@@ -40,7 +41,7 @@ def test_abort_frees_the_row_before_the_next_step_and_a_waiting_request_gets_it_
     plan = rig.step()
     assert rig.ends["s0"].reason is FinishReason.ABORT
     assert [row.start for row in plan.rows] == [0, 5]
-    assert rig.rows["s2"] == {(0, 2)}
+    assert rig.rows["s2"] == {(0, 3)}
     assert len(rig.ids["s0"]) == 1
 
 
@@ -85,7 +86,7 @@ def test_the_thirty_third_request_starts_in_the_step_after_any_row_ends() -> Non
         rig.step()
     assert "s17" in rig.ends
     rig.step()
-    assert rig.rows["late"] == {(17, 2)}
+    assert rig.rows["late"] == {(17, 33)}
     assert len(rig.ends) == 1
 
 
@@ -139,7 +140,7 @@ def test_rows_are_given_in_the_order_of_arrival_lowest_first() -> None:
     rig = Rig(3)
     _fill(rig, 5)
     rig.step()
-    assert [sorted(rig.rows[f"s{number}"]) for number in range(5)] == [[(0, 1)], [(1, 1)], [(2, 1)], [], []]
+    assert [sorted(rig.rows[f"s{number}"]) for number in range(5)] == [[(0, 1)], [(1, 2)], [(2, 3)], [], []]
 
 
 def test_no_row_within_the_queue_deadline_ends_a_waiting_request_and_only_that_one() -> None:
@@ -261,7 +262,7 @@ def test_a_row_error_ends_its_own_row_and_leaves_the_neighbours_ids_alone() -> N
     assert rig.ends["good"].reason is FinishReason.LENGTH
 
 
-def test_every_owner_of_a_row_has_an_epoch_of_its_own() -> None:
+def test_every_owner_of_a_row_has_a_number_of_its_own() -> None:
     rig = Rig(1)
     _fill(rig, 4)
     rig.run()
@@ -317,7 +318,7 @@ def test_a_waiting_request_is_told_its_place() -> None:
 
 
 def test_the_records_of_ended_requests_are_bounded_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "MAX_ENDED_REQUESTS", 3)
+    monkeypatch.setattr(request_records, "MAX_ENDED_REQUESTS", 3)
     rig = Rig(1)
     for number in range(5):
         rig.submit(f"s{number}", max_tokens=1)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import collections
-
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inference_api.backend.scheduler import WorkerGone
+from inference_api.backend.engines.mock import MockScript
+from inference_api.backend.scheduler import SchedulerOptions, WorkerGone
 from inference_api.messages import QueryKind
-from tests.backend.factories import Rig
+from tests.backend.factories import DIGITS, ECHO, NOISE, Rig
 
 WORKERS = ("worker-1", "worker-2")
+CONTEXT_TOKENS = 32
+SHARED = bytes(range(65, 85))
+PROMPTS = st.builds(lambda num, rest: SHARED[:num] + rest, st.integers(0, 20), st.binary(min_size=1, max_size=9))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -20,14 +22,24 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig(3, context_tokens=24, queue=(4, 60), budget=(3, 9))
+        self.rig = Rig()
         self.worker_of: dict[str, str] = {}
         self.lost: set[str] = set()
-        self.epochs: dict[int, int] = collections.defaultdict(int)
-        self.asked = 0
+        self.owners: dict[int, str] = {}
+
+    @initialize(
+        kv_tokens=st.sampled_from([0, CONTEXT_TOKENS, 50, 80]),
+        prefix_reuse=st.booleans(),
+        draft_tokens=st.sampled_from([0, 1, 5]),
+        mode=st.sampled_from([NOISE, ECHO, DIGITS]),
+    )
+    def begin(self, kv_tokens: int, prefix_reuse: bool, draft_tokens: int, mode: MockScript) -> None:
+        self.max_kv_tokens = kv_tokens or 3 * CONTEXT_TOKENS
+        options = SchedulerOptions(kv_tokens, prefix_reuse, draft_tokens)
+        self.rig = Rig(3, script=mode, context_tokens=CONTEXT_TOKENS, queue=(4, 90), budget=(3, 9), options=options)
 
     @rule(
-        prompt=st.binary(min_size=1, max_size=20),
+        prompt=PROMPTS,
         max_tokens=st.integers(1, 9),
         worker=st.sampled_from(WORKERS),
         tenant=st.sampled_from(["alpha", "beta"]),
@@ -59,6 +71,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 2.5]))
     def step(self, seconds: float) -> None:
         plan = self.rig.step(seconds)
+        known = [plan.start + len(plan.token_ids) + len(plan.draft_ids) for plan in plan.rows]
+        assert sum(known) <= self.max_kv_tokens
         num_new = sum(len(row.token_ids) for row in plan.rows if len(row.token_ids) > 1)
         assert num_new <= 9
         for message in self.rig.steps[-1].values():
@@ -66,8 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(sessions) == len(set(sessions))
             for output in message.outputs:
                 if output.row >= 0:
-                    assert output.epoch >= self.epochs[output.row]
-                    self.epochs[output.row] = output.epoch
+                    assert self.owners.setdefault(output.epoch, output.session_id) == output.session_id
 
     @rule(worker=st.sampled_from(WORKERS))
     def lose_worker(self, worker: str) -> None:
@@ -102,7 +115,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             sequence = self.rig.scheduler._running.get(row)
             if row in released:
                 continue
-            assert held == (sequence.token_ids[: sequence.num_computed_tokens] if sequence else [])
+            if sequence is not None and sequence.num_computed_tokens:
+                assert held == sequence.token_ids[: sequence.num_computed_tokens]
+            assert sequence is not None or row not in self.rig.engine.rows_in_use
+
+    @invariant()
+    def what_is_remembered_of_a_row_is_what_the_engine_holds(self) -> None:
+        for row, holder in enumerate(self.rig.scheduler._rows._holders):
+            if holder is not None:
+                num_tokens = holder.num_computed_tokens
+                assert self.rig.engine._rows[row][:num_tokens] == holder.token_ids[:num_tokens]
+
+    @invariant()
+    def whoever_runs_came_before_whoever_waits(self) -> None:
+        scheduler = self.rig.scheduler
+        numbers = [int(s.session_id[1:]) for s in [*scheduler._running.values(), *scheduler._waiting]]
+        assert numbers == sorted(numbers)
 
     @invariant()
     def a_session_is_open_or_has_ended_or_lost_its_worker(self) -> None:
@@ -119,8 +147,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.a_session_is_open_or_has_ended_or_lost_its_worker()
         assert self.rig.ends.keys() | self.lost == self.worker_of.keys()
         assert self.rig.admission.num_requests == 0
-        assert self.rig.engine._rows == [[], [], []]
-        assert not self.rig.scheduler._by_request
+        assert not self.rig.engine.rows_in_use
+        assert not self.rig.scheduler._records._open
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -71,6 +71,21 @@ def test_timing_splits_the_time_at_the_row_and_at_the_first_id() -> None:
     assert sequence.timing(99.0) == expected
 
 
+def test_a_sequence_that_leaves_its_row_waits_with_all_that_it_knows_and_no_queue_deadline() -> None:
+    sequence = Sequence(make_submit("s0", b"hello"), "worker-1", 10.0)
+    sequence.start(2, 1, 11.0)
+    sequence.advance(5)
+    sequence.append(97, b"a", 12.0)
+    sequence.preempt()
+    assert (sequence.status, sequence.token_ids) == (SequenceStatus.WAITING, [*b"helloa"])
+    assert sequence.deadline_text == "The request took longer than 600 seconds."
+    sequence.start(0, 1, 30.0)
+    assert (sequence.status, sequence.num_uncomputed_tokens) == (SequenceStatus.PREFILLING, 6)
+    sequence.reuse(5)
+    assert sequence.num_uncomputed_tokens == 1
+    assert sequence.timing(31.0).queue_seconds == 1.0, "the first row ends the time in the queue"
+
+
 def test_timing_of_a_request_that_never_had_a_row_is_all_queue() -> None:
     sequence = Sequence(make_submit("s0"), "worker-1", 10.0)
     timing = sequence.finish(FinishReason.ABORT, 14.0).timing

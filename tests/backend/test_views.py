@@ -35,6 +35,13 @@ def test_a_waiting_request_knows_its_place_and_has_no_row() -> None:
     assert (view.state, view.place, view.row, view.finish_reason) == ("waiting", 2, None, None)
 
 
+def test_a_request_that_waits_again_has_no_row_and_keeps_its_counts() -> None:
+    sequence = _running()
+    sequence.preempt()
+    view = request_view(sequence, 20.0, [sequence])
+    assert (view.state, view.place, view.row, view.num_completion_tokens) == ("waiting", 1, None, 1)
+
+
 def test_an_ended_request_keeps_its_row_reason_and_figures() -> None:
     sequence = _running()
     sequence.finish(FinishReason.LENGTH, 20.0)

@@ -80,9 +80,9 @@ def test_a_set_chunk_is_taken_unmeasured_after_prefill_and_decode_have_run(monke
 def test_every_size_and_mode_warms_up_and_leaves_no_row_in_use(num_rows: int, context_tokens: int, script) -> None:
     engine = ClockedEngine(lambda plan: 0.001, num_rows, context_tokens, script)
     warm_up(engine)
-    assert engine._inner._rows == [[] for _ in range(num_rows)]
+    assert not engine._inner.rows_in_use
     check_engine(engine)
-    assert engine._inner._rows[0] == []
+    assert not engine._inner.rows_in_use
 
 
 def test_an_engine_that_names_its_budget_is_not_measured() -> None:

@@ -27,8 +27,9 @@ Leave = Callable[[RawStream], None]
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    """A service of two rows that makes 20 tokens a second and takes in a prompt of one token a step."""
+    """A service of two rows that makes 20 tokens a second and takes in a prompt of one token a step, each one anew."""
     with running_service(
+        INFERENCE_API_PREFIX_REUSE="0",
         INFERENCE_API_ROWS="2",
         INFERENCE_API_PREFILL_CHUNK_TOKENS="1",
         INFERENCE_API_MOCK_TOKENS_PER_SECOND="20",

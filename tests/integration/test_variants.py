@@ -53,6 +53,7 @@ def answer_of_two_layers() -> bytes:
 def running_model(folder: Path, command: list[str], **environ: str) -> Iterator[Service]:
     """Run a command that starts the service with a model until it is healthy, and then until the block ends."""
     settings: dict[str, Any] = {"INFERENCE_API_CACHE_DIR": str(folder / "cache"), "INFERENCE_API_ROWS": "2", **environ}
+    settings["INFERENCE_API_ENGINE"] = "transformers"  # whose answers are those of `generate`
     with running_command(command, settings, own_cache=False) as service:
         log, process = service.log, service.process
         wait_for(lambda: service.is_healthy() or process.poll() is not None, START_SECONDS[False], "health")

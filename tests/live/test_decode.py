@@ -1,7 +1,7 @@
 """Compare the batched sampler with a scalar one on random rows: logits, parameters, batch sizes and neighbours.
 
-Runs under pytest, and as a program: `test_decode.py --batches 1000`. The scalar reference is the one that the sampler's
-own tests define. A draw that falls within rounding of a border between two ids is counted and not compared.
+Runs under pytest, and as a program: `test_decode.py --batches 1000`. The scalar reference is the one of the
+sampler's own tests. A draw that falls within rounding of a border between two ids is counted and not compared.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from inference_api.backend.engines import sampler
 from inference_api.backend.engines.base import SampleSpec
 from inference_api.messages import SamplingParams
 from inference_api.options import OneLineParser
-from tests.backend.engines.test_sampler import reference_draw
+from tests.backend.engines.scalar_sampler import BORDER, reference_draw
 from tests.live.program import FAILED_STATUS, positive, run_program
 
 VOCABULARIES = (2, 41, 257, 1000)
 MAX_ROWS = 32
-BORDER = 1e-9
-"""So close to a border, two sums in another order may fall on either side."""
 
 
 @dataclass
@@ -66,15 +64,15 @@ def compare(num_batches: int, seed: int) -> Comparison:
     result = Comparison()
     for batch in range(num_batches):
         logits, specs = random_batch(source)
-        ids, errors = sampler.sample(logits, specs)
-        for row, spec in enumerate(specs):
+        draws = sampler.sample(logits, specs)
+        for row, (spec, draw) in enumerate(zip(specs, draws, strict=True)):
             expected, margin = reference_draw(logits[row].tolist(), spec)
             if margin <= BORDER:
                 result.num_at_a_border += 1
                 continue
             result.num_compared += 1
-            if errors[row] is not None or ids[row] != expected:
-                result.differences.append(f"batch {batch} row {row}: {ids[row]}, not {expected}, for {spec}")
+            if draw != sampler.Draw(expected):
+                result.differences.append(f"batch {batch} row {row}: {draw}, not {expected}, for {spec}")
     return result
 
 

@@ -297,8 +297,8 @@ def test_the_comparison_of_samplers_finds_a_wrong_draw(monkeypatch: pytest.Monke
     right = sampler.sample
 
     def wrong(*arguments: Any) -> Any:
-        ids, errors = right(*arguments)
-        return [*ids[:-1], ids[-1] + 1], errors
+        draws = right(*arguments)
+        return [*draws[:-1], draws[-1]._replace(token_id=draws[-1].token_id + 1)]
 
     monkeypatch.setattr(sampler, "sample", wrong)
     assert test_decode.main(["--batches", "5"]) == 1

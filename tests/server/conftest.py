@@ -62,7 +62,12 @@ def context(
         watcher=watcher,
         tokenizer=tokenizer,
         chat_template=template,
-        limits=NativeLimits(context_tokens=64, eos_text=mock_image.eos_text),
+        limits=NativeLimits(
+            context_tokens=64,
+            eos_text=mock_image.eos_text,
+            vocab_size=mock_image.vocab_size,
+            stop_ids=mock_image.stop_ids,
+        ),
         model_names=("mock", "alias"),
     )
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from inference_api.errors import (
@@ -51,6 +52,19 @@ def test_pieces_join_to_the_text_and_end_with_the_reason(start, fake_client: Fak
     assert "".join(piece.text for piece in pieces) == "h\u00e9\U0001f642!"
     assert [piece.finished for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].finished == finished()
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text"), [(0, "x"), (2, "x"), (3, "xabcx"), (4, "xabcx"), (9, "xabcxabc"), (10, "xabcxabcabc")]
+)
+@pytest.mark.parametrize("size", [1, 2, 4, 11])
+def test_a_stop_that_is_complete_within_min_tokens_is_text(
+    context: ServerContext, fake_client: FakeClient, min_tokens: int, text: str, size: int
+) -> None:
+    fake_client.pieces = [b"xabcxabcabc"[first : first + size] for first in range(0, 11, size)]
+    generation = context.make_generation(list(b"hello"), ["ab"])
+    generation.start(msgspec.structs.replace(SUBMIT, min_tokens=min_tokens), None)
+    assert "".join(piece.text for piece in generation.pieces()) == text
 
 
 def test_a_character_is_never_sent_in_halves(start, fake_client: FakeClient) -> None:

@@ -13,6 +13,7 @@ from werkzeug.test import TestResponse
 
 from inference_api.errors import DrainingError, OverloadedError, WarmingError
 from inference_api.messages import FinishReason, SequenceOutput
+from inference_api.server.context import ServerContext
 from inference_api.server.responses import STREAM_HEADERS
 from tests.server.fakes import FakeClient, finished
 
@@ -113,6 +114,23 @@ def test_parameters_cross_as_they_were_sent(app: Flask, fake_client: FakeClient)
     assert (params.temperature, params.top_k, params.top_p, params.seed) == (0.5, 3, 0.25, 11)
     assert (submit.max_tokens, submit.stop_sequences, submit.tenant) == (7, [b"\n#"], "local")
     assert (submit.queue_seconds, submit.first_token_seconds, submit.total_seconds) == (60.0, 120.0, 600.0)
+
+
+def test_rules_of_the_end_and_options_of_drawing_cross_as_they_were_sent(app: Flask, fake_client: FakeClient) -> None:
+    _post(app, "/inference/mock", max_tokens=7, min_tokens="3", ignore_eos=True, stop_token_ids=[5, 6, 5], min_p=0.5)
+    submit = fake_client.last
+    assert (submit.stop_ids, submit.min_tokens, submit.ignore_eos) == ((5, 6), 3, True)
+    assert submit.sampling.min_p == 0.5
+    _post(app, "/inference/mock")
+    submit = fake_client.last
+    assert (submit.stop_ids, submit.min_tokens, submit.ignore_eos) == ((), 0, False)
+
+
+def test_an_id_is_checked_against_the_models_own_vocabulary(app: Flask, context: ServerContext) -> None:
+    last = context.limits.vocab_size - 1
+    assert _post(app, "/inference/mock", banned_token_ids=[last]).status_code == 200
+    response = _post(app, "/inference/mock", banned_token_ids=[last + 1])
+    assert response.status_code == 400 and f"<= {last}." in response.get_json()["message"]
 
 
 def test_max_tokens_is_clamped_to_the_room_that_the_prompt_leaves(app: Flask, fake_client: FakeClient) -> None:

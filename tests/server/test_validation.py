@@ -8,17 +8,20 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api.errors import InvalidRequestError, PromptTooLongError
-from inference_api.server.validation import NATIVE_FIELDS, Field, NativeLimits, NativeRequest, parse_native
+from inference_api.messages import SamplingParams
+from inference_api.server.body_fields import Field
+from inference_api.server.validation import NATIVE_FIELDS, NativeLimits, NativeRequest, parse_native
 
 _unhurried = settings(deadline=None)  # a busy machine is slow, not wrong
 _DATA = Path(__file__).parents[1] / "data"
-_LIMITS = NativeLimits(context_tokens=2048, eos_text="<|im_end|>")
-_BOUNDED = [field for field in NATIVE_FIELDS if field.bounds]
+_LIMITS = NativeLimits(context_tokens=2048, eos_text="<|im_end|>", vocab_size=2048, stop_ids=frozenset({2}))
+_BOUNDED = [field for field in NATIVE_FIELDS if field.bounds and not field.max_entries]
 _JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -66,16 +69,52 @@ def test_an_invalid_body_gives_the_golden_text(pair: dict[str, Any]) -> None:
 def test_every_bound_is_inclusive_and_what_lies_just_outside_is_refused(field: Field, as_text: bool) -> None:
     assert field.bounds is not None
     low, high = field.bounds
-    below, above = (low - 1, high + 1) if field.kind is int else (math.nextafter(low, -1), math.nextafter(high, 1e9))
+    below, above = (low - 1, high + 1) if field.kind is int else (math.nextafter(low, -1e9), math.nextafter(high, 1e9))
     send = repr if as_text else lambda value: value
     for value in (low, high):
-        assert getattr(_parse_members(**{field.name: send(value)}), field.name) == value
+        assert getattr(_parse_members(**{"max_tokens": 2048, field.name: send(value)}), field.name) == value
     for value in (below, above):
         with pytest.raises(InvalidRequestError) as caught:
             _parse_members(**{field.name: send(value)})
         assert str(caught.value) == (
             f"Parameter: {field.name}={value} is outside bounds, {low} <= {field.name} <= {high}."
         )
+
+
+def test_listed_ids_cross_once_each_and_options_that_are_off_do_not_cross() -> None:
+    off = _parse_members(min_p=0, banned_token_ids=[], logit_bias={}).sampling(9)
+    assert off == SamplingParams(1.0, 40, 0.9, 9)
+    assert len(msgspec.msgpack.encode(off)) == len(msgspec.msgpack.encode(SamplingParams(1.0, 40, 0.9, 9)))
+    request = _parse_members(allowed_token_ids=[3, "4", 3], logit_bias={"7": "-1.5"}, min_p=0.5, banned_token_ids=[4])
+    assert request.sampling(9) == SamplingParams(
+        1.0, 40, 0.9, 9, min_p=0.5, logit_bias={7: -1.5}, allowed_ids=(3, 4), banned_ids=(4,)
+    )
+
+
+def test_a_whole_vocabulary_that_is_banned_or_ends_is_refused() -> None:
+    limits = NativeLimits(vocab_size=3, stop_ids=frozenset({2}))
+
+    def parse(**members: object) -> NativeRequest:
+        return parse_native(json.dumps({"text": "hi", **members}).encode(), "application/json", limits)
+
+    assert parse(banned_token_ids=[0, 1]).banned_token_ids == [0, 1]
+    assert parse(banned_token_ids=[0, 1], min_tokens=1, ignore_eos=True).min_tokens == 1
+    with pytest.raises(InvalidRequestError, match="holds all 3 ids that may be drawn, at most 2 are allowed"):
+        parse(banned_token_ids=[0, 1, 2, 2])
+    with pytest.raises(InvalidRequestError, match=r"min_tokens <= 0: all 1 ids that may be drawn end the answer"):
+        parse(banned_token_ids=[0, 1], min_tokens=1)
+
+
+def test_one_entry_too_many_is_refused_and_one_fewer_is_not() -> None:
+    for field in NATIVE_FIELDS:
+        if field.max_entries:
+            entries: Any = [1] * (field.max_entries + 1)
+            if field.kind is dict:
+                entries = {str(token_id): 1.0 for token_id in range(field.max_entries + 1)}
+            with pytest.raises(InvalidRequestError, match=f"{field.name} has {field.max_entries + 1} entries, at most"):
+                _parse_members(**{field.name: entries})
+            entries.pop() if isinstance(entries, list) else entries.popitem()
+            assert len(getattr(_parse_members(**{field.name: entries}), field.name)) == field.max_entries
 
 
 @pytest.mark.parametrize(
@@ -155,7 +194,10 @@ def test_any_json_object_makes_a_request_within_the_bounds_or_a_400(members: dic
     for field in NATIVE_FIELDS:
         value = getattr(request, field.name)
         assert value is None or type(value) is field.kind
-        assert field.bounds is None or value is None or field.bounds[0] <= float(value) <= field.bounds[1]
+        numbers = value.values() if isinstance(value, dict) else [value]
+        assert not field.bounds or value is None or all(field.bounds[0] <= n <= field.bounds[1] for n in numbers)
+        ids = value if isinstance(value, list | dict) else []
+        assert all(0 <= token_id < _LIMITS.vocab_size for token_id in ids)
         str(value).encode("utf-8")
 
 

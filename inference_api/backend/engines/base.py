@@ -7,9 +7,10 @@ when a sequence ends. Every engine obeys the shape contract in `Engine.execute`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
-from inference_api.messages import SamplingParams
+from inference_api.messages import SamplingParams, TokenLogprobs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,21 @@ class EngineInfo:
     kv_bytes: int = 0
     prefill_budget: PrefillBudget | None = None
     """Set by an engine whose steps cost the same whatever they carry: there is nothing to warm up or to measure."""
+    copies_prefixes: bool = False
+    """True if a RowPlan may carry a `prefix`."""
+    max_draft_tokens: int = 0
+    """So many `draft_ids` a RowPlan may carry."""
+
+
+class TokenMask(Protocol):
+    """Say which ids a row may draw next, for an answer that must keep to a form."""
+
+    def allowed(self, ids: Sequence[int]) -> bytes:
+        """Return one bit an id of the vocabulary, lowest bit first, for the id that follows the known `ids`.
+
+        At least one bit is set. Called in the decode thread, once a draw.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,13 +65,28 @@ class SampleSpec:
     position: int
     """Absolute position of the id to draw: prompt ids and completion ids before it."""
     num_prompt_tokens: int = 0
+    known_ids: Sequence[int] = ()
+    """The sequence's ids up to `position`, to be read only; set where `params` or `mask` need them."""
+    barred_ids: frozenset[int] = frozenset()
+    """Ids that may not be drawn here: those that would end the sequence before its min_tokens."""
+    mask: TokenMask | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefixCopy:
+    """The first `num_tokens` positions of `source_row`, whose ids the row's sequence begins with."""
+
+    source_row: int
+    num_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowPlan:
     """One row's share of a step: compute `token_ids` at positions `start`, `start + 1`, … of that row.
 
-    Invariant: the KV cache of `row` holds exactly the positions below `start`. `start` 0 begins a new sequence.
+    Invariant: the KV cache of `row` holds the positions below `start`. `start` 0 begins a new sequence, and so does a
+    `prefix`, which ends at `start` and is copied before anything is computed; the row itself may be its source, another
+    row that begins a sequence in the same plan may not.
     """
 
     row: int
@@ -63,6 +94,9 @@ class RowPlan:
     token_ids: tuple[int, ...]
     sample: SampleSpec | None
     """Set if these ids are the last known ones, so that the next id must be drawn."""
+    prefix: PrefixCopy | None = None
+    draft_ids: tuple[int, ...] = ()
+    """Guesses of the ids after the known ones, beside a `sample`: computed too, and kept as far as the draws agree."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,11 +116,15 @@ class RowError:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowResult:
-    """What a step made for one row: the drawn ids (k > 1 under speculation), or an error."""
+    """What a step made for one row: the drawn ids, or an error.
+
+    Beside k drafts that the draws agreed with come k + 1 ids, and the row's KV then holds the k drafts too.
+    """
 
     row: int
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `token_ids`, where the params ask for them."""
     error: RowError | None = None
 
 
@@ -109,12 +147,12 @@ class Engine(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass for the rows of `plan` and draw one id for each row that has a `sample`.
+        """Run one forward pass for the rows of `plan` and draw an id, or several, for each row that has a `sample`.
 
         A fault of one row comes back as a RowError; an exception means that the whole step is lost.
         """
         ...
 
     def release(self, row: int) -> None:
-        """Forget a row whose sequence has ended; its KV slots may be reused from position 0."""
+        """Take note that a row's sequence has left it. With `copies_prefixes` its KV stays until it begins another."""
         ...

@@ -12,14 +12,19 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
+from inference_api import half_finished
+from inference_api.cache_folder import locked
 from inference_api.errors import ModelError
 from inference_api.model_image import file_sha256
 
 SOURCES = Path(__file__).with_name("fused_native")
+
+NUMERIC_PATH = "int8 weights, int16 activations, fp16 KV, AVX2"
+"""What the library computes in, for people; it names the layout of packed weights too."""
 
 INSTRUCTION_SETS = ("avx2", "f16c", "fma")
 """What the kernels need of the processor, in the words of /proc/cpuinfo."""
@@ -103,6 +108,11 @@ class Library:
     functions: ctypes.CDLL
     sha256: str
 
+    @property
+    def packing(self) -> str:
+        """Digest of all that decides how weights are packed."""
+        return hashlib.sha256(f"{self.sha256} {NUMERIC_PATH}".encode()).hexdigest()
+
 
 def open_library(folder: Path, cpu_flags: frozenset[str] | None = None) -> Library:
     """Open the library, compiled into `folder` (blocking, some ten seconds) if it is not there yet.
@@ -116,16 +126,29 @@ def open_library(folder: Path, cpu_flags: frozenset[str] | None = None) -> Libra
             f"the engine fused needs instructions that this processor lacks: {', '.join(missing)}; "
             "set INFERENCE_API_ENGINE=transformers"
         )
-    prefix = f"fused-{_sources_digest()[:_DIGITS]}-"
     try:
-        path = next((file for file in sorted(folder.glob(f"{prefix}*.so")) if _is_sound(file)), None)
-        path = path or _build(folder, prefix)
+        path = _find_built(folder) or _build_once(folder)
         return Library(_bind(ctypes.CDLL(str(path))), file_sha256(path))
     except OSError as error:
         raise ModelError(
             f"the library of the engine fused cannot be made in {folder}: {error.strerror or error}; "
             "make it writable, or set INFERENCE_API_CACHE_DIR to a folder that is"
         ) from error
+
+
+def find_obstacle(folder: Path, cpu_flags: frozenset[str] | None = None) -> str:
+    """Say in a few words why `open_library` would fail, as far as that can be told without building; else return ''."""
+    flags = read_cpu_flags() if cpu_flags is None else cpu_flags
+    if missing := [name for name in INSTRUCTION_SETS if name not in flags]:
+        return f"this processor lacks {', '.join(missing)}"
+    if shutil.which(COMPILER) is None and not is_built(folder):
+        return f"{COMPILER} is not installed"
+    return ""
+
+
+def is_built(folder: Path) -> bool:
+    """Tell whether the library of these sources lies in `folder` and is sound."""
+    return _find_built(folder) is not None
 
 
 def read_cpu_flags() -> frozenset[str]:
@@ -144,34 +167,61 @@ def _sources_digest() -> str:
     return digest.hexdigest()
 
 
+def _prefix() -> str:
+    return f"fused-{_sources_digest()[:_DIGITS]}-"
+
+
+def _find_built(folder: Path) -> Path | None:
+    return next((file for file in sorted(folder.glob(f"{_prefix()}*.so")) if _is_sound(file)), None)
+
+
 def _is_sound(file: Path) -> bool:
     return file_sha256(file)[:_DIGITS] == file.stem.rpartition("-")[2]
 
 
-def _build(folder: Path, prefix: str) -> Path:
-    """Compile all sources into one library; the rename is atomic, so that two starts may build at once."""
+def _build_once(folder: Path) -> Path:
+    """Compile the library, or wait for another process that does; what a killed one left is swept."""
+    target = folder / "library"
+    compiler = _find_compiler()
+    with locked(folder, lambda _: None):
+        half_finished.sweep(target)
+        return _find_built(folder) or _build(compiler, folder, target)
+
+
+def _find_compiler() -> str:
     compiler = shutil.which(COMPILER)
     if compiler is None:
         raise ModelError(
             f"the engine fused is compiled at its first start, and {COMPILER} is not installed: install it "
             f"(Debian and Ubuntu: apt-get install g++), {_OTHER_ENGINE}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f"{prefix}partial-", dir=folder)
-    os.close(descriptor)
-    partial = Path(name)
-    try:
+    return compiler
+
+
+def _build(compiler: str, folder: Path, target: Path) -> Path:
+    """Compile all sources into one library, which takes its name when it is whole."""
+    with half_finished.beside(target) as partial:
+        built = partial / "library"
         sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
-        command = [compiler, *FLAGS, *sources, "-o", name]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no user's words in it
-        if run.returncode:
-            reason = next((line for line in run.stderr.splitlines() if "error" in line), "it gave no reason")
+        command = [compiler, *FLAGS, *sources, "-o", str(built)]
+        if (errors := _run(command)) is not None:
+            reason = next((line for line in errors.splitlines() if "error" in line), "it gave no reason")
             raise ModelError(f"{COMPILER} cannot compile the engine fused: {reason}; update it, {_OTHER_ENGINE}")
-        path = folder / f"{prefix}{file_sha256(partial)[:_DIGITS]}.so"
-        partial.chmod(0o755)
-        return partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        built.chmod(0o755)
+        return built.rename(folder / f"{_prefix()}{file_sha256(built)[:_DIGITS]}.so")
+
+
+def _run(command: list[str]) -> str | None:
+    """Run a compiler; return its words on stderr if it failed, else None. What ends the wait ends its children too."""
+    with subprocess.Popen(  # noqa: S603 - no user's words in it
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as compiler:
+        try:
+            _, errors = compiler.communicate()
+        except BaseException:
+            os.killpg(compiler.pid, signal.SIGKILL)
+            raise
+    return errors if compiler.returncode else None
 
 
 def _bind(functions: ctypes.CDLL) -> ctypes.CDLL:

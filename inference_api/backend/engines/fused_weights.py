@@ -1,15 +1,13 @@
-"""Read a Llama-shaped model from its image and pack it for the `fused` engine; decode thread of PROCESS 2, at load.
+"""Read the weights of a Llama-shaped model from its image, for the `fused` engine; decode thread of PROCESS 2, at load.
 
-Turns config.json into a shape, refusing by name what the engine does not compute; quantizes and packs the linear
-layers; makes the tables of rotary angles and the KV cache. Knows no plans and no sampling.
+Names the tensors of a layer and puts together those that take the same inputs; makes the tables of rotary angles. Knows
+no layout, no quantization and no plans.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import math
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,94 +16,37 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from inference_api.backend.engines.fused_library import Layer, Library, Linear, Model
-from inference_api.checkpoint import read_json, weight_files
+from inference_api.backend.engines.fused_shape import Shape
+from inference_api.checkpoint import weight_files
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` that the engine computes."""
-
-LANES = 8
-"""Widths that norms and attention run over are multiples of it."""
 
 MIN_ACTIVATION_RANGE = 127
 """Activations of a layer must keep at least int8's resolution: that allows 133,152 inputs."""
 
-_HALF_BYTES = 2
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinearWeights:
+    """A linear layer in fp32, or several that take the same inputs, one after the other."""
+
+    weight: Tensor
+    """(outputs, inputs)"""
+    bias: Tensor | None
+    """(outputs)"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
-    """What config.json says of a model, as far as the engine needs it."""
+class LayerWeights:
+    """What one layer of the model needs, in fp32."""
 
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    windows: tuple[int, ...]
-    """A layer each: positions that a query sees, its own included; 0 for all before it."""
-    epsilon: float
-    tied: bool
-    rope: dict[str, Any]
-
-
-def read_shape(config: dict[str, Any]) -> Shape:
-    """Read a parsed config.json. Raises ModelError, which names what the engine does not compute."""
-    family = config.get("model_type")
-    _require(family in FAMILIES, f"the architecture {family!r} (it computes {', '.join(FAMILIES)})")
-    _require(config.get("hidden_act", "silu") == "silu", f"the activation {config.get('hidden_act')!r}")
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    for name, width in (
-        ("hidden_size", config["hidden_size"]),
-        ("intermediate_size", config["intermediate_size"]),
-        ("head_dim", head_dim),
-    ):
-        _require(width % LANES == 0, f"{name} {width}, which is no multiple of {LANES}")
-    return Shape(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=head_dim,
-        windows=_windows(config),
-        epsilon=config["rms_norm_eps"],
-        tied=config.get("tie_word_embeddings", False),
-        rope=_rope(config),
-    )
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ModelError(f"the engine fused does not compute {what}; set INFERENCE_API_ENGINE=transformers")
-
-
-def _windows(config: dict[str, Any]) -> tuple[int, ...]:
-    """Return each layer's window; configs name sliding layers by kind, by number, or all of them (Mistral)."""
-    num_layers: int = config["num_hidden_layers"]
-    window: int = config.get("sliding_window") or 0
-    if not window or (config["model_type"] != "mistral" and not config.get("use_sliding_window", False)):
-        return (0,) * num_layers
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = 0 if config["model_type"] == "mistral" else config.get("max_window_layers", 0)
-        return tuple(window if index >= first else 0 for index in range(num_layers))
-    unknown = set(kinds) - {"sliding_attention", "full_attention"}
-    _require(not unknown, f"layers of {', '.join(sorted(unknown))}")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:num_layers])
-
-
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the rotary parameters under their present names, whichever the config uses."""
-    old = config.get("rope_scaling") or {}
-    rope = {"rope_theta": config.get("rope_theta", 10000.0), **old, **(config.get("rope_parameters") or {})}
-    rope.setdefault("rope_type", old.get("type", "default"))
-    _require(rope["rope_type"] in ("default", "linear", "llama3"), f"rotary embeddings of type {rope['rope_type']!r}")
-    factor = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    _require(factor == 1.0, f"rotary embeddings of a share of {factor} of the head")
-    return rope
+    qkv: LinearWeights
+    output: LinearWeights
+    gate_up: LinearWeights
+    down: LinearWeights
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
 
 
 def rotary_tables(shape: Shape, context_tokens: int) -> tuple[Tensor, Tensor]:
@@ -129,7 +70,7 @@ def _llama3(frequencies: Tensor, rope: dict[str, Any]) -> Tensor:
     return blended
 
 
-class _Tensors:
+class ImageTensors:
     """The tensors of an image by name; fp32 ones are mapped, and read when they are first touched."""
 
     def __init__(self, image: ModelImage) -> None:
@@ -160,101 +101,52 @@ class _Tensors:
         """Return a tensor, or None if there is none of that name."""
         return self.get(name, *shape) if name in self._files else None
 
-
-class PackedModel:
-    """A model in the layout of the library, with everything that its pointers name. Blocks for seconds when made."""
-
-    def __init__(
-        self, library: Library, image: ModelImage, *, num_rows: int, context_tokens: int, num_threads: int
-    ) -> None:
-        self.shape = read_shape(read_json(image.config_path))
-        self.weight_bytes = 0
-        self._functions = library.functions
-        self._tensors = _Tensors(image)
-        self._kept: list[object] = []
-        shape = self.shape
-        self._layers = (Layer * len(shape.windows))(*(self._layer(index) for index in range(len(shape.windows))))
-        embedding = self._tensors.get("model.embed_tokens.weight", image.vocab_size, shape.hidden)
-        head = embedding if shape.tied else self._tensors.get("lm_head.weight", image.vocab_size, shape.hidden)
-        cosines, sines = rotary_tables(shape, context_tokens)
-        self.struct = Model(
-            hidden=shape.hidden,
-            intermediate=shape.intermediate,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            vocab=image.vocab_size,
-            num_layers=len(shape.windows),
-            num_rows=num_rows,
-            context_tokens=context_tokens,
-            num_threads=num_threads,
-            epsilon=shape.epsilon,
-            layers=ctypes.addressof(self._layers),
-            head=self._pack([head], [None]),
-            embedding=self._keep(embedding),
-            final_norm=self._keep(self._tensors.get("model.norm.weight", shape.hidden)),
-            cosines=self._keep(cosines),
-            sines=self._keep(sines),
-        )
-        self.kv_bytes = self._allocate_kv()
-
-    def _layer(self, index: int) -> Layer:
-        shape = self.shape
+    def layer(self, shape: Shape, index: int) -> LayerWeights:
+        """Return the weights of one layer. Raises ModelError as `get` does."""
         attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
-        widths = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.kv_heads * shape.head_dim)
-        return Layer(
-            qkv=self._linear(attention, ("q_proj", "k_proj", "v_proj"), widths, shape.hidden),
-            output=self._linear(attention, ("o_proj",), (shape.hidden,), widths[0]),
-            gate_up=self._linear(mlp, ("gate_proj", "up_proj"), (shape.intermediate,) * 2, shape.hidden),
-            down=self._linear(mlp, ("down_proj",), (shape.hidden,), shape.intermediate),
-            attention_norm=self._norm(f"model.layers.{index}.input_layernorm", shape.hidden),
-            mlp_norm=self._norm(f"model.layers.{index}.post_attention_layernorm", shape.hidden),
-            query_norm=self._norm(f"{attention}.q_norm", shape.head_dim, optional=True),
-            key_norm=self._norm(f"{attention}.k_norm", shape.head_dim, optional=True),
-            window=shape.windows[index],
+        query_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        qkv = {"q_proj": query_width, "k_proj": kv_width, "v_proj": kv_width}
+        return LayerWeights(
+            qkv=self._linear(attention, qkv, shape.hidden),
+            output=self._linear(attention, {"o_proj": shape.hidden}, query_width),
+            gate_up=self._linear(mlp, dict.fromkeys(("gate_proj", "up_proj"), shape.intermediate), shape.hidden),
+            down=self._linear(mlp, {"down_proj": shape.hidden}, shape.intermediate),
+            attention_norm=self.get(f"model.layers.{index}.input_layernorm.weight", shape.hidden),
+            mlp_norm=self.get(f"model.layers.{index}.post_attention_layernorm.weight", shape.hidden),
+            query_norm=self.optional(f"{attention}.q_norm.weight", shape.head_dim),
+            key_norm=self.optional(f"{attention}.k_norm.weight", shape.head_dim),
         )
 
-    def _norm(self, name: str, width: int, *, optional: bool = False) -> int | None:
-        read = self._tensors.optional if optional else self._tensors.get
-        tensor = read(f"{name}.weight", width)
-        return None if tensor is None else self._keep(tensor)
+    def embedding(self, shape: Shape) -> Tensor:
+        """Return the embedding (vocab, hidden)."""
+        return self.get("model.embed_tokens.weight", self._image.vocab_size, shape.hidden)
 
-    def _linear(self, owner: str, names: Sequence[str], widths: Sequence[int], inputs: int) -> Linear:
-        """Pack layers that take the same inputs as one."""
-        parts = list(zip(names, widths, strict=True))
-        weights = [self._tensors.get(f"{owner}.{name}.weight", width, inputs) for name, width in parts]
-        biases = [self._tensors.optional(f"{owner}.{name}.bias", width) for name, width in parts]
-        return self._pack(weights, biases)
+    def head(self, shape: Shape) -> LinearWeights:
+        """Return the layer that makes logits; tied, it is the embedding."""
+        name = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
+        return LinearWeights(self.get(name, self._image.vocab_size, shape.hidden), None)
 
-    def _pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
-        weight = torch.cat(list(weights)) if len(weights) > 1 else weights[0]  # (outputs, inputs)
-        outputs, inputs = weight.shape
-        if self._functions.fused_activation_range(inputs) < MIN_ACTIVATION_RANGE:
-            raise ModelError(
-                f"a layer of {inputs} inputs is too wide for exact sums: set INFERENCE_API_ENGINE=transformers"
-            )
-        packed = torch.empty(self._functions.fused_packed_bytes(outputs, inputs), dtype=torch.int8)
-        scales = torch.empty(outputs)
-        self._functions.fused_pack(weight.data_ptr(), outputs, inputs, packed.data_ptr(), scales.data_ptr())
-        bias = None
-        if any(part is not None for part in biases):
-            filled = [
-                torch.zeros(len(rows)) if part is None else part for rows, part in zip(weights, biases, strict=True)
-            ]
-            bias = self._keep(torch.cat(filled))
-        return Linear(weights=self._keep(packed), scales=self._keep(scales), bias=bias, outputs=outputs, inputs=inputs)
+    def final_norm(self, shape: Shape) -> Tensor:
+        """Return the norm before the head (hidden)."""
+        return self.get("model.norm.weight", shape.hidden)
 
-    def _keep(self, tensor: Tensor) -> int:
-        """Hold a tensor as long as this model lives; return its address."""
-        self._kept.append(tensor)
-        self.weight_bytes += tensor.nbytes
-        return tensor.data_ptr()
+    def _linear(self, owner: str, widths: dict[str, int], inputs: int) -> LinearWeights:
+        weights = [self.get(f"{owner}.{name}.weight", width, inputs) for name, width in widths.items()]
+        biases = [self.optional(f"{owner}.{name}.bias", width) for name, width in widths.items()]
+        return LinearWeights(torch.cat(weights) if len(weights) > 1 else weights[0], _joined(biases, weights))
 
-    def _allocate_kv(self) -> int:
-        """Map the KV cache, whose pages take memory when they are first written; return its bytes."""
-        num_bytes = self._functions.fused_cache_halves(ctypes.byref(self.struct)) * _HALF_BYTES
-        for name in ("keys", "values"):
-            cache = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.float16)
-            self._kept.append(cache)
-            setattr(self.struct, name, cache.data_ptr())
-        return 2 * int(num_bytes)
+
+def _joined(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
+    """Put biases after each other, zeros where a layer has none; None if no layer has one."""
+    if all(bias is None for bias in biases):
+        return None
+    pairs = zip(biases, weights, strict=True)
+    return torch.cat([torch.zeros(len(weight)) if bias is None else bias for bias, weight in pairs])
+
+
+def refuse_too_wide(inputs: int, activation_range: int) -> None:
+    """Raise ModelError for a layer whose sums would leave too few steps for an activation."""
+    if activation_range < MIN_ACTIVATION_RANGE:
+        raise ModelError(
+            f"a layer of {inputs} inputs is too wide for exact sums: set INFERENCE_API_ENGINE=transformers"
+        )

@@ -28,6 +28,9 @@ from inference_api.model_image import ModelImage
 PREFILL_TOKENS = 512
 """Prompt tokens that a step takes in: few enough that a long prompt needs several steps, as with a model."""
 
+DRAFT_TOKENS = 8
+"""Drafts a row and step; none where the script says itself what a step does: with a rate, blocks or faults."""
+
 BLOCK_TOKENS = 8
 """Ids a row and step in the mode digits without a rate or faults, as of a speculating engine whose drafts all hold."""
 
@@ -44,6 +47,11 @@ class MockScript:
     faults: Mapping[bytes, str] = dataclasses.field(default_factory=dict)
     block_tokens: int = 1
     """Ids that a row gets in one step; more than one so that the mock is not what a load test measures."""
+
+    @property
+    def draws_freely(self) -> bool:
+        """Tell whether it sets neither a rate nor blocks nor faults."""
+        return not self.tokens_per_second and self.block_tokens == 1 and not self.faults
 
     @classmethod
     def parse(cls, mode: str, tokens_per_second: float, faults: str) -> MockScript:
@@ -68,6 +76,8 @@ class MockEngine:
         self._script = script
         self._eos_id = min(image.stop_ids)
         self._rows: list[list[int]] = [[] for _ in range(num_rows)]
+        self.rows_in_use: set[int] = set()
+        """Rows that have computed something since they were released."""
         self._done = threading.Event()
         # Ids of a block are computed in the next step like a prompt's: there is room for those of every row.
         prefill_tokens = PREFILL_TOKENS + (num_rows * script.block_tokens if script.block_tokens > 1 else 0)
@@ -81,6 +91,8 @@ class MockEngine:
             row_independent=True,
             digest=f"mock-{script.mode}-{image.digest[:16]}",
             prefill_budget=PrefillBudget(prefill_tokens, prefill_tokens),
+            copies_prefixes=True,
+            max_draft_tokens=DRAFT_TOKENS if script.draws_freely else 0,
         )
 
     @property
@@ -92,6 +104,7 @@ class MockEngine:
         """Remember the plan's ids and answer for each row that samples, in the time that the rate sets."""
         began = time.monotonic()
         results = []
+        self._begin_rows(plan)
         for row_plan in plan.rows:
             ids = self._rows[row_plan.row]
             if len(ids) != row_plan.start:
@@ -105,8 +118,22 @@ class MockEngine:
         return StepResult(tuple(results))
 
     def release(self, row: int) -> None:
-        """Forget the row's ids."""
-        self._rows[row] = []
+        """Let another sequence begin in the row, with the ids that it holds or without."""
+        self.rows_in_use.discard(row)
+
+    def _begin_rows(self, plan: StepPlan) -> None:
+        """Empty the rows that begin a sequence, or copy what it begins with. Raises RuntimeError for a wrong source."""
+        beginning = {row.row for row in plan.rows if row.start == 0 or row.prefix is not None}
+        for row in plan.rows:
+            if row.prefix is not None:
+                source_row, num_tokens = row.prefix.source_row, row.prefix.num_tokens
+                held = self._rows[source_row]
+                if len(held) < num_tokens or source_row in beginning - {row.row}:
+                    raise RuntimeError(f"row {source_row} does not hold the {num_tokens} ids that row {row.row} copies")
+                self._rows[row.row] = held[:num_tokens]
+            elif row.start == 0 and row.row not in self.rows_in_use:
+                self._rows[row.row] = []
+            self.rows_in_use.add(row.row)
 
     def _sample(self, plan: RowPlan, sample: SampleSpec, ids: list[int]) -> RowResult:
         if self._script.faults:
@@ -116,7 +143,13 @@ class MockEngine:
         if self._script.block_tokens > 1:
             first = sample.position % 10
             return RowResult(plan.row, _DIGITS[first : first + self._script.block_tokens])
-        return RowResult(plan.row, (self._next_id(sample, ids),))
+        drawn = [self._next_id(sample, ids)]
+        for index, draft_id in enumerate(plan.draft_ids, 1):
+            if draft_id != drawn[-1]:
+                break
+            ids.append(draft_id)
+            drawn.append(self._next_id(dataclasses.replace(sample, position=sample.position + index), ids))
+        return RowResult(plan.row, tuple(drawn))
 
     def _next_id(self, sample: SampleSpec, ids: list[int]) -> int:
         if self._script.mode == "digits":

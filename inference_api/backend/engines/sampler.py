@@ -1,17 +1,17 @@
 """Draw the next id of every row from its logits; runs in the decode thread of PROCESS 2.
 
-One rule for every row: temperature, then top_k, then top_p over what is left, then the inverse of the cumulative
-distribution over the kept ids in ascending id order, at one uniform number keyed by (seed, choice, position). Ties go
-to the lowest id, at the borders of top_k and top_p too. The vocabulary is never sorted, no noise of its size drawn.
-Batched over the rows is only what is exact in any shape: comparing, selecting. Every number is computed a row at a
-time, in fp64: few candidates in plain Python, the whole vocabulary in tensors of that one row, which stay in the cache.
+One rule for every row, in this order: logit_rules.py, temperature, top_k, top_p, min_p, typical_p, then the inverse of
+the cumulative distribution over the kept ids in ascending id order, at one uniform number keyed by (seed, choice,
+position). Ties go to the lowest id. No noise is drawn. Batched over the rows is only what is exact in any shape:
+comparing, selecting. Every other number is computed a row at a time, most in fp64; a row without an option skips it.
 Invariant: a row's id does not depend on its neighbours. Knows no sequences, no KV cache and no stop rules.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -19,58 +19,94 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inference_api.backend.engines.base import RowError, SampleSpec
+from inference_api.backend.engines.base import RowError, RowResult, SampleSpec
+from inference_api.backend.engines.logit_rules import RuleError, change_logits, changes_logits, check_highest
 from inference_api.backend.engines.philox import uniform
-from inference_api.messages import SamplingParams
+from inference_api.backend.engines.sampling_rules import (
+    Few,
+    draw_by_block,
+    draw_of_all,
+    draw_of_few,
+    few_of,
+    top_k_ids,
+)
+from inference_api.backend.engines.selection import TORCH_SELECTION, Head, Selection, Wish, first_highest
+from inference_api.messages import SamplingParams, TokenLogprobs
 
 FEW = 256
-"""So many of the highest ids are selected for all rows at once: most top_k and most nuclei are smaller."""
+"""A top_k of at most so many ids is selected for all rows at once."""
 
-BLOCK = 64
-"""Ids a block; the k highest block maxima bound the k-th highest logit from below."""
-
-NUM_BINS = 512
-LOWEST_LOG_WEIGHT = -1000.0
-"""exp() of it is 0 in fp64; keeps a tiny temperature from making infinities."""
-
-SMALL = 1024
-"""A nucleus border among at most so many ids is found by sorting them."""
+LEAST_TEMPERATURE = 1e-6
+"""Below it weights are made by division in fp64: the inverse of a temperature may be infinite in fp32."""
 
 NON_FINITE = RowError("non_finite_logits", "The model produced NaN or infinite logits for this request.")
 
 
-class Head(NamedTuple):
-    """The highest logits of one row, descending, equal ones by ascending id.
+class Draw(NamedTuple):
+    """What one row drew: an id, with its logprobs where the params ask for them; or an error and the id -1."""
 
-    Of those equal to the last one any may be missing: only what lies above the last logit is complete.
-    """
-
-    logits: list[float]
-    ids: list[int]
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    error: RowError | None = None
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> tuple[list[int], list[RowError | None]]:
-    """Draw one id a row of `logits` (rows, vocab), fp32 or fp64; one spec a row.
+def sample(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection = TORCH_SELECTION) -> list[Draw]:
+    """Draw one id a row of `logits` (rows, vocab), fp32 or fp64, which are only read; one spec a row.
 
-    A row with NaN or infinite logits, or whose draw fails, gets a RowError and the id -1; the others are not touched.
+    `selection` finds the highest logits; another one is another numeric path. A row with NaN or infinite logits, or
+    whose draw fails, gets a RowError; the others are not touched.
     """
     finite = (torch.isfinite(logits.amin(dim=1)) & torch.isfinite(logits.amax(dim=1))).tolist()  # NaN comes through
+    draws = [Draw(-1, error=NON_FINITE)] * len(specs)
     sound = [row for row in range(len(specs)) if finite[row]]
-    greedy = [row for row in sound if is_greedy(specs[row].params)]
-    best = dict(zip(greedy, _rows_of(logits, greedy).argmax(dim=1).tolist(), strict=True)) if greedy else {}
-    heads = _heads(logits, specs, [row for row in sound if row not in best])
-    ids = [best.get(row, -1) for row in range(len(specs))]  # argmax: the first of equal maxima, the lowest id
-    errors: list[RowError | None] = [None] * len(specs)
-    for row, spec in enumerate(specs):
-        if not finite[row]:
-            errors[row] = NON_FINITE
-        elif row not in best:
-            try:
-                ids[row] = draw(logits[row], spec, heads.get(row))
-            except Exception as failure:  # one row's fault must not end the others
-                text = f"Sampling failed for this request: {type(failure).__name__}."
-                errors[row] = RowError("sampling_failed", text)
-    return ids, errors
+    changed = [row for row in sound if changes_logits(specs[row])]
+    plain = [row for row in sound if row not in changed] if changed else sound
+    for row, draw in zip(
+        plain, _draw_rows(_rows_of(logits, plain), [specs[row] for row in plain], selection), strict=True
+    ):
+        draws[row] = draw
+    if changed:
+        for row, draw in zip(
+            changed, _draw_changed(logits[changed], [specs[row] for row in changed], selection), strict=True
+        ):
+            draws[row] = draw
+    _add_logprobs(draws, logits, specs, selection)
+    return draws
+
+
+def drafted_specs(spec: SampleSpec, draft_ids: Sequence[int]) -> list[SampleSpec]:
+    """Return the spec of each position that a row with drafts draws at: its own, and one after each draft.
+
+    Invariant: what is drawn with them is what the row would draw without drafts, one step after another. That needs
+    specs that differ in position and known ids alone: raises ValueError for drafts beside a mask or barred ids.
+    """
+    if draft_ids and (spec.mask is not None or spec.barred_ids):
+        raise ValueError("a row with a mask or barred ids has drafts")
+    specs = [spec]
+    for count, draft_id in enumerate(draft_ids, start=1):
+        known = (*specs[-1].known_ids, draft_id) if spec.params.reads_known_ids else spec.known_ids
+        specs.append(dataclasses.replace(spec, position=spec.position + count, known_ids=known))
+    return specs
+
+
+def accepted(draws: Sequence[Draw], draft_ids: Sequence[int]) -> list[Draw]:
+    """Return the draws that stand, of those made with `drafted_specs`: up to the first one that is not its draft.
+
+    A draw that failed after others stand is left out: the next step makes it again.
+    """
+    count = 1
+    while count <= len(draft_ids) and draws[count - 1].token_id == draft_ids[count - 1]:
+        count += 1
+    stands = list(draws[:count])
+    return stands[:-1] if count > 1 and stands[-1].error is not None else stands
+
+
+def row_result(row: int, draws: Sequence[Draw]) -> RowResult:
+    """Return what an engine says of a row: the draws that stand, at least one; or the error of the only one."""
+    if draws[0].error is not None:
+        return RowResult(row, error=draws[0].error)
+    logprobs = tuple(draw.logprobs for draw in draws if draw.logprobs is not None)
+    return RowResult(row, tuple(draw.token_id for draw in draws), logprobs or None)
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -83,145 +119,132 @@ def _rows_of(logits: Tensor, rows: list[int]) -> Tensor:
     return logits if len(rows) == logits.shape[0] else logits[rows]
 
 
-def _heads(logits: Tensor, specs: Sequence[SampleSpec], rows: list[int]) -> dict[int, Head]:
-    """Select the head of each of `rows` whose spec has a small top_k, or a top_p alone."""
+def _draw_changed(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection) -> list[Draw]:
+    """Draw one id a row with options that change its `logits` (rows, vocab), in place; each row may fail alone."""
+    draws = [Draw(-1)] * len(specs)
+    for row, spec in enumerate(specs):
+        try:
+            change_logits(logits[row], spec)
+        except Exception as failure:  # a request's own options must not end the others
+            draws[row] = _failed(failure)
+    for row, highest in enumerate(logits.amax(dim=1).tolist()):
+        try:
+            check_highest(highest)
+        except RuleError as failure:
+            draws[row] = draws[row] if draws[row].error is not None else _failed(failure)
+    ready = [row for row, draw in enumerate(draws) if draw.error is None]
+    for row, draw in zip(
+        ready, _draw_rows(_rows_of(logits, ready), [specs[row] for row in ready], selection), strict=True
+    ):
+        draws[row] = draw
+    return draws
+
+
+def _draw_rows(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection) -> list[Draw]:
+    """Draw one id a row of `logits` (rows, vocab); none is NaN, each row's highest is finite."""
+    greedy = [row for row, spec in enumerate(specs) if is_greedy(spec.params)]
+    best = dict(zip(greedy, first_highest(_rows_of(logits, greedy)), strict=True)) if greedy else {}
+    heads = _heads(logits, specs, [row for row in range(len(specs)) if row not in best], selection)
+    draws = []
+    for row, spec in enumerate(specs):
+        try:
+            draws.append(Draw(best[row] if row in best else _draw(logits[row], spec, heads.get(row))))
+        except Exception as failure:  # one row's fault must not end the others
+            draws.append(_failed(failure))
+    return draws
+
+
+def _failed(failure: Exception) -> Draw:
+    text = str(failure) if isinstance(failure, RuleError) else type(failure).__name__  # others may quote a request
+    return Draw(-1, error=RowError("sampling_failed", f"Sampling failed for this request: {text}"))
+
+
+def _add_logprobs(draws: list[Draw], logits: Tensor, specs: Sequence[SampleSpec], selection: Selection) -> None:
+    """Add the logprobs of the model's own `logits` (rows, vocab) to the draws of the rows that ask for them."""
+    wishes = []
+    for row, (spec, draw) in enumerate(zip(specs, draws, strict=True)):
+        if spec.params.logprobs is not None and draw.error is None:
+            wishes.append(Wish(row, spec.params.logprobs + 1, 1.0))
+    for wish, head in zip(wishes, selection.heads(logits, wishes), strict=True):
+        try:
+            draws[wish.row] = _with_logprobs(draws[wish.row], logits[wish.row], wish.num_ids - 1, head)
+        except Exception as failure:  # one row's fault must not end the others
+            draws[wish.row] = _failed(failure)
+
+
+def _with_logprobs(draw: Draw, logits: Tensor, num_top: int, head: Head) -> Draw:
+    """Add the logprobs of the drawn id and of the `num_top` most likely ones of a row's `logits` (vocab,)."""
+    if head.block_weights is None:
+        raise ValueError("a head without weights")
+    total = head.logits[0] + math.log(float(head.block_weights.sum()))
+    values, ids = _first_of(logits, head, min(num_top, logits.numel()))
+    top = [(token_id, value - total) for token_id, value in zip(ids, values, strict=True)]
+    return draw._replace(logprobs=TokenLogprobs(float(logits[draw.token_id]) - total, top))
+
+
+def _heads(logits: Tensor, specs: Sequence[SampleSpec], rows: list[int], selection: Selection) -> dict[int, Head]:
+    """Select the head of each of `rows`, as far as one helps to draw."""
     vocab = logits.shape[1]
-    limits = {row: specs[row].params.top_k for row in rows}
-    few = [row for row in rows if 0 < limits[row] <= FEW and limits[row] < vocab]
-    nuclei = [row for row in rows if not 0 < limits[row] < vocab and specs[row].params.top_p < 1]
+    wishes: dict[str, list[Wish]] = {"few": [], "border": [], "whole": []}
+    for row in rows:
+        params = specs[row].params
+        if 0 < params.top_k < vocab:
+            if params.top_k <= FEW:
+                wishes["few"].append(Wish(row, params.top_k + 1))
+        elif params.temperature < LEAST_TEMPERATURE:
+            continue
+        elif params.top_p < 1:
+            wishes["border"].append(Wish(row, selection.nucleus + 1, params.temperature))
+        elif params.min_p > 0:
+            wishes["border"].append(Wish(row, selection.nucleus + 1))
+        elif params.typical_p >= 1:
+            wishes["whole"].append(Wish(row, 1, params.temperature))
     heads: dict[int, Head] = {}
-    for group, count in ((few, max((limits[row] for row in few), default=0)), (nuclei, FEW)):
-        if group:
-            heads.update(zip(group, _highest(_rows_of(logits, group), min(count + 1, vocab)), strict=True))
+    for alike in wishes.values():
+        heads.update(zip((wish.row for wish in alike), selection.heads(logits, alike), strict=True))
     return heads
 
 
-def _highest(logits: Tensor, count: int) -> list[Head]:
-    """Return the head of every row of `logits` (rows, vocab), `count` ids long."""
-    values, ids = logits.topk(count, dim=1)  # (rows, count) each; equal values in any order
-    ids, order = ids.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return [Head(*row) for row in zip(values.tolist(), ids.gather(1, order).tolist(), strict=True)]
+def _draw(logits: Tensor, spec: SampleSpec, head: Head | None) -> int:
+    """Draw one id from the `logits` (vocab,) of one row with a temperature above 0; `head` is the row's own."""
+    params = spec.params
+    number = uniform(params.seed, spec.choice, spec.position)
+    few = None
+    if head is not None:
+        if 0 < params.top_k < logits.numel():
+            few = _top_k(logits, params, head)
+        elif params.top_p < 1 or params.min_p > 0:
+            few = _border(params, head)
+        elif head.block_weights is not None:
+            return draw_by_block(logits, head.block_weights, head.logits[0], params.temperature, number)
+    return draw_of_all(logits, params, number) if few is None else draw_of_few(few, params, number)
 
 
-def draw(logits: Tensor, spec: SampleSpec, head: Head | None = None) -> int:
-    """Draw one id from the finite `logits` (vocab,) of one row with a temperature above 0.
-
-    `head` is the row's own, needed for a top_k of at most FEW; for a top_p alone it saves time.
-    """
-    number = uniform(spec.params.seed, spec.choice, spec.position)
-    if head is not None and 0 < spec.params.top_k < logits.numel():
-        return _draw_of_few(logits, spec.params, head, number)
-    return _draw_of_many(logits, spec.params, head, number)
-
-
-def _draw_of_few(logits: Tensor, params: SamplingParams, head: Head, number: float) -> int:
-    """Draw from the `top_k` highest ids. Scalars only: no vector width or tail can change a bit."""
-    k = params.top_k
-    values, ids = head.logits[:k], head.ids[:k]
-    if head.logits[k - 1] == head.logits[k]:  # others on the border may have lower ids
-        border = top_k_ids(logits, k)  # (k,), ascending
-        values, order = (part.tolist() for part in logits[border].sort(descending=True, stable=True))
-        ids = [int(border[index]) for index in order]
-    weights = [math.exp((value - values[0]) / params.temperature) for value in values]  # the highest is 1
-    cumulative = list(accumulate(weights))
-    count = k if params.top_p >= 1 else bisect_left(cumulative, cumulative[-1] * params.top_p) + 1
-    return _pick(ids[:count], weights[:count], number)
-
-
-def _pick(ids: list[int], weights: list[float], number: float) -> int:
-    """Do as `invert` does, in ascending id order, and return the id."""
-    kept = sorted(zip(ids, weights, strict=True))
-    cumulative = list(accumulate(weight for _, weight in kept))
-    index = bisect_right(cumulative, cumulative[-1] * number)
-    return kept[index if index < len(kept) else bisect_left(cumulative, cumulative[-1])][0]
-
-
-def _draw_of_many(logits: Tensor, params: SamplingParams, head: Head | None, number: float) -> int:
-    """Draw from the whole vocabulary, or from more ids of it than FEW."""
-    ids: Tensor | None = None
-    if 0 < params.top_k < logits.numel():
-        ids = top_k_ids(logits, params.top_k)  # (k,)
-        logits = logits[ids]
-    scaled = logits.double()  # (kept,), the caller's own memory where that is fp64 already
-    log_weights = (scaled - scaled.max()).div_(params.temperature)  # (kept,)
-    weights = torch.exp(log_weights)  # (kept,) unnormalised, the highest is 1
+def _top_k(logits: Tensor, params: SamplingParams, head: Head) -> Few:
+    """Return what top_k, of at most FEW, and top_p leave of a row."""
+    values, ids = _first_of(logits, head, params.top_k)
+    few = few_of(values, ids, params.temperature)
     if params.top_p < 1:
-        goal = float(weights.sum()) * params.top_p
-        if head is not None:
-            likely = weights[head.ids].tolist()
-            count = bisect_left(list(accumulate(likely)), goal) + 1
-            if count < len(likely) and head.logits[count - 1] > head.logits[-1]:
-                return _pick(head.ids[:count], likely[:count], number)
-        kept = nucleus(log_weights.clamp_(min=LOWEST_LOG_WEIGHT), weights, params.top_p)
-        weights = weights[kept]
-        ids = kept if ids is None else ids[kept]
-    index = invert(weights, number)
-    return index if ids is None else int(ids[index])
+        cumulative = list(accumulate(few.weights))
+        few = few.first(bisect_left(cumulative, cumulative[-1] * params.top_p) + 1)
+    return few
 
 
-def invert(weights: Tensor, uniform_number: float) -> int:
-    """Return the first index whose cumulative weight exceeds that share of the total; its weight is above 0."""
-    cumulative = weights.cumsum(0)  # (kept,)
-    total = cumulative[-1:]
-    index = int(torch.searchsorted(cumulative, total * uniform_number, right=True))
-    if index == weights.numel():  # rounding carried the product up to the total: the last index with a weight
-        index = int(torch.searchsorted(cumulative, total))
-    return index
+def _first_of(logits: Tensor, head: Head, count: int) -> tuple[list[float], list[int]]:
+    """Return the `count` highest logits of a row (vocab,) and their ids, in a head's order; complete on the border."""
+    if not 0 < count < len(head.ids) or head.logits[count - 1] > head.logits[count]:
+        return head.logits[:count], head.ids[:count]
+    border = top_k_ids(logits, count)  # (count,), ascending: others on the border may have lower ids than the head's
+    values, order = (part.tolist() for part in logits[border].sort(descending=True, stable=True))
+    return values, [int(border[index]) for index in order]
 
 
-def top_k_ids(logits: Tensor, k: int) -> Tensor:
-    """Return the ids of the `k` highest of `logits` (vocab,), ascending; k below the vocabulary's size."""
-    candidates = torch.nonzero(logits >= _lower_bound(logits, k)).squeeze(1)  # (at least k,), ascending
-    values = logits[candidates]
-    border = values.topk(k, sorted=False).values.min()
-    kept = values > border
-    tied = torch.nonzero(values == border).squeeze(1)
-    kept[tied[: k - int(kept.sum())]] = True  # of those on the border the lowest ids
-    return candidates[kept]
-
-
-def _lower_bound(logits: Tensor, k: int) -> Tensor:
-    """Return a value that at least `k` logits reach and hardly more do: at most the k-th highest."""
-    num_blocks = logits.numel() // BLOCK
-    if num_blocks < 2 * k:  # blocks would bound too loosely; topk selects, it does not sort
-        return logits.topk(k, sorted=False).values.min()
-    maxima = logits[: num_blocks * BLOCK].view(num_blocks, BLOCK).amax(dim=1)  # (blocks,)
-    return maxima.topk(k, sorted=False).values.min()
-
-
-def nucleus(log_weights: Tensor, weights: Tensor, top_p: float) -> Tensor:
-    """Return the indices of the smallest set of highest `weights` (kept,) that holds the share `top_p`, ascending.
-
-    Narrows the range around the border by histograms until few enough are left to be sorted, or all left are equal.
-    """
-    goal = float(weights.sum()) * top_p
-    taken = 0.0  # weight of everything above the range
-    inside = torch.arange(weights.numel())
-    low, high = float(log_weights.min()), float(log_weights.max())  # the border lies in low <= log weight <= high
-    while inside.numel() > SMALL and (width := (high - low) / NUM_BINS) > 0:
-        bins = ((log_weights[inside] - low) / width).long().clamp_(max=NUM_BINS - 1)  # (inside,)
-        mass = torch.zeros(NUM_BINS, dtype=torch.float64).scatter_add_(0, bins, weights[inside]).tolist()
-        border, taken = _border_bin(mass, taken, goal)
-        inside = inside[bins == border]
-        low, high = float(log_weights[inside].min()), float(log_weights[inside].max())
-    if low < high:
-        inside = inside[torch.argsort(log_weights[inside], descending=True, stable=True)]
-    cumulative = weights[inside].cumsum(0) + taken
-    count = min(int(torch.searchsorted(cumulative, goal)) + 1, inside.numel())
-    chosen = log_weights > high
-    chosen[inside[:count]] = True
-    return torch.nonzero(chosen).squeeze(1)
-
-
-def _border_bin(mass: list[float], taken: float, goal: float) -> tuple[int, float]:
-    """Return the highest bin at which the sum from above reaches `goal`, and the sum above it.
-
-    Where rounding keeps the whole sum below the goal, it is the lowest bin with any weight.
-    """
-    occupied = [index for index in reversed(range(len(mass))) if mass[index] > 0]
-    for border in occupied[:-1]:
-        if taken + mass[border] >= goal:
-            return border, taken
-        taken += mass[border]
-    return occupied[-1], taken
+def _border(params: SamplingParams, head: Head) -> Few | None:
+    """Return what top_p, or min_p alone, leaves of a row without a top_k; None if the head may not hold all of it."""
+    if head.block_weights is not None:
+        goal = float(head.block_weights.sum()) * params.top_p
+        few = few_of(head.logits, head.ids, params.temperature, goal=goal)
+    else:
+        few = few_of(head.logits, head.ids, params.temperature, least=params.min_p)
+    count = len(few.ids)
+    return few if count < len(head.ids) and head.logits[count - 1] > head.logits[-1] else None

@@ -28,7 +28,7 @@ from inference_api.backend.engines.base import (
 from inference_api.backend.engines.model_rows import BatchedRows, ModelRows, SoloRows
 from inference_api.backend.engines.row_kv import RowBatch, RowKV
 from inference_api.backend.engines.row_lengths import RowLengths
-from inference_api.backend.engines.sampler import sample
+from inference_api.backend.engines.sampler import row_result, sample
 from inference_api.checkpoint import one_line
 from inference_api.errors import ModelError
 from inference_api.messages import SamplingParams
@@ -199,12 +199,11 @@ class TransformersEngine:
         logits = self._rows.forward(batch, [list(row.token_ids) for row in group])  # (group, vocab)
         for row in group:
             self._lengths.advance(row)
-        drawn, errors = sample(logits, [row.sample or _UNSAMPLED for row in group])
+        draws = sample(logits, [row.sample or _UNSAMPLED for row in group])
         results = {}
-        for row, token_id, error in zip(group, drawn, errors, strict=True):
-            if error is not None:
+        for row, draw in zip(group, draws, strict=True):
+            if draw.error is not None:
                 self._tainted.add(row.row)
-                results[row.row] = RowResult(row.row, error=error)
-            elif row.sample is not None:
-                results[row.row] = RowResult(row.row, (token_id,))
+            if draw.error is not None or row.sample is not None:
+                results[row.row] = row_result(row.row, [draw])
         return results

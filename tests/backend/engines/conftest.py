@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from inference_api.model_image import ModelImage, build_mock_image
 from tests.backend.engines.tiny_models import FAMILIES, build_model, save_checkpoint
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Compute in one thread: small tensors wait for a second one longer than they compute, on a busy machine."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

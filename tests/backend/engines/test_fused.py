@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import shutil
@@ -252,7 +253,7 @@ def changed(image: ModelImage, folder, **config: object) -> ModelImage:
     shutil.copyfile(image.path / "model.safetensors", folder / "model.safetensors")
     whole = {**json.loads(image.config_path.read_text()), **config}
     (folder / "config.json").write_text(json.dumps(whole))
-    return ModelImage(**{**vars(image), "path": folder})
+    return ModelImage(**{**vars(image), "path": folder, "digest": hashlib.sha256(repr(config).encode()).hexdigest()})
 
 
 @pytest.mark.parametrize(

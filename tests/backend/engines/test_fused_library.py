@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import select
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,25 @@ def test_sources_that_do_not_compile_are_one_line_and_leave_nothing(tmp_path, mo
         open_library(tmp_path / "cache", ALL_FLAGS)
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_stop_while_it_is_compiled_ends_the_compiler_with_its_children_and_leaves_nothing(tmp_path, monkeypatch):
+    slow, pipe, children = tmp_path / "slow-compiler", tmp_path / "pipe", []
+    slow.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{pipe}\nwait\n")
+    slow.chmod(0o755)
+    os.mkfifo(pipe)
+
+    def interrupt(_compiler: object) -> None:
+        children.append(os.pidfd_open(int(pipe.read_text())))  # blocks until the compiler has a child
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fused_library, "COMPILER", str(slow))
+    monkeypatch.setattr(fused_library.subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        open_library(tmp_path / "cache", ALL_FLAGS)
+    assert not list((tmp_path / "cache").iterdir())
+    assert select.select(children, [], [], 5.0)[0] == children
+    os.close(children[0])
 
 
 def test_a_folder_that_cannot_be_made_is_one_line_that_names_it(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
+from inference_api.backend.engines.base import PrefixCopy, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.mock import BLOCK_TOKENS, MockEngine, MockScript
 from inference_api.errors import SettingError
 from inference_api.messages import SamplingParams
@@ -73,6 +74,50 @@ def test_a_plan_that_does_not_continue_where_the_row_stands_is_a_defect_and_told
         engine.execute(StepPlan((_plan(1, 0, b"x", num_prompt_tokens=1),)))
     engine.release(1)
     engine.execute(StepPlan((_plan(1, 0, b"x", num_prompt_tokens=1),)))
+    with pytest.raises(RuntimeError, match="row 1 holds 1 ids, the plan starts at 3"):
+        engine.execute(StepPlan((_plan(1, 3, b"x", num_prompt_tokens=1),)))
+
+
+def test_a_released_row_still_holds_its_ids_and_another_may_copy_them() -> None:
+    engine = _engine(NOISE)
+    expected = _generate(_engine(NOISE), 0, b"hello you", 1)
+    _generate(engine, 1, b"hello", 1)
+    engine.release(1)
+    for row in (2, 1):
+        plan = dataclasses.replace(_plan(row, 5, b" you", num_prompt_tokens=9), prefix=PrefixCopy(1, 5))
+        assert engine.execute(StepPlan((plan,))).rows[0].token_ids == tuple(expected)
+
+
+@pytest.mark.parametrize("rows", [(0, 2), (1, 2)], ids=["too few ids", "a source that begins itself"])
+def test_a_prefix_that_its_source_does_not_hold_is_a_defect_and_told(rows: tuple[int, int]) -> None:
+    engine = _engine(NOISE)
+    _generate(engine, 1, b"hello", 1)
+    engine.release(1)
+    copying = dataclasses.replace(_plan(2, 5, b"you", num_prompt_tokens=8), prefix=PrefixCopy(rows[0], 5))
+    with pytest.raises(RuntimeError, match=f"row {rows[0]} does not hold the 5 ids that row 2 copies"):
+        engine.execute(StepPlan((_plan(1, 0, b"new", num_prompt_tokens=3), copying)))
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+def test_drafts_are_kept_as_far_as_the_draws_agree_and_the_row_holds_no_more(num_right: int) -> None:
+    expected = _generate(_engine(NOISE), 0, b"hello", 6)
+    engine = _engine(NOISE)
+    wrong = [b"!"[0]] * (3 - num_right)
+    plan = dataclasses.replace(_plan(0, 0, b"hello", num_prompt_tokens=5), draft_ids=(*expected[:num_right], *wrong))
+    drawn = engine.execute(StepPlan((plan,))).rows[0].token_ids
+    assert drawn == tuple(expected[: num_right + 1])
+    follow_up = _plan(0, 5 + num_right, [drawn[-1]], num_prompt_tokens=5)
+    assert engine.execute(StepPlan((follow_up,))).rows[0].token_ids == (expected[num_right + 1],)
+
+
+def test_a_script_that_says_what_a_step_does_takes_no_drafts() -> None:
+    scripts = [
+        DIGITS,
+        MockScript("digits", 10.0),
+        MockScript.parse("digits", 0.0, ""),
+        MockScript("echo", faults={b"x": "nan"}),
+    ]
+    assert [_engine(script).info.max_draft_tokens for script in scripts] == [8, 0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["nan", "error"])

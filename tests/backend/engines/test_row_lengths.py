@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from inference_api.backend.engines.base import EngineInfo, RowPlan, StepPlan
+from inference_api.backend.engines.base import EngineInfo, PrefixCopy, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.row_lengths import RowLengths
+from inference_api.messages import SamplingParams
 
-INFO = EngineInfo("x", "x", "x", num_rows=4, context_tokens=8, vocab_size=10, row_independent=True, digest="")
+INFO = EngineInfo(
+    "x",
+    "x",
+    "x",
+    num_rows=4,
+    context_tokens=8,
+    vocab_size=10,
+    row_independent=True,
+    digest="",
+    copies_prefixes=True,
+    max_draft_tokens=3,
+)
+SAMPLE = SampleSpec(SamplingParams(1.0, 1, 1.0, 7), 0, 1)
 
 
 @pytest.fixture
@@ -49,3 +64,61 @@ def test_an_id_out_of_the_vocabulary_is_named(lengths: RowLengths, token_id: int
 
 def test_a_row_without_tokens_is_a_fault(lengths: RowLengths) -> None:
     assert fault_of(lengths, RowPlan(0, 0, (), None)) == "No tokens to compute."
+
+
+def test_a_row_begins_with_what_another_one_or_itself_holds(lengths: RowLengths) -> None:
+    lengths.advance(RowPlan(2, 0, (1, 2, 3, 4), None))
+    assert fault_of(lengths, RowPlan(0, 3, (1,), None, PrefixCopy(2, 3))) == ""
+    assert fault_of(lengths, RowPlan(2, 2, (1,), None, PrefixCopy(2, 2))) == ""
+    assert "does not follow a prefix of 3" in fault_of(lengths, RowPlan(0, 4, (1,), None, PrefixCopy(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "fault"),
+    [
+        (PrefixCopy(2, 5), "Row 2 holds 4 positions, not a prefix of 5."),
+        (PrefixCopy(2, 0), "Row 2 holds 4 positions, not a prefix of 0."),
+        (PrefixCopy(1, 1), "Row 1 holds 0 positions, not a prefix of 1."),
+        (PrefixCopy(4, 1), "Row 4 is not within 0 to 3."),
+        (PrefixCopy(-1, 1), "Row -1 is not within 0 to 3."),
+    ],
+)
+def test_a_prefix_that_its_source_does_not_hold_is_a_fault(lengths: RowLengths, prefix: PrefixCopy, fault: str) -> None:
+    lengths.advance(RowPlan(2, 0, (1, 2, 3, 4), None))
+    assert fault_of(lengths, RowPlan(0, prefix.num_tokens, (1,), None, prefix)) == fault
+
+
+@pytest.mark.parametrize("neighbour", [RowPlan(2, 0, (1,), None), RowPlan(2, 1, (1,), None, PrefixCopy(2, 1))])
+def test_a_row_that_begins_a_sequence_itself_is_no_source(lengths: RowLengths, neighbour: RowPlan) -> None:
+    lengths.advance(RowPlan(2, 0, (1, 2, 3, 4), None))
+    sound, faults = lengths.split(StepPlan((RowPlan(0, 3, (1,), None, PrefixCopy(2, 3)), neighbour)))
+    assert sound == [neighbour]
+    assert faults[0].error is not None
+    assert faults[0].error.message == "Row 2 begins a sequence itself in this step."
+
+
+def test_accepted_drafts_stay_in_the_row_and_refused_ones_do_not(lengths: RowLengths) -> None:
+    plan = RowPlan(0, 0, (1, 2), SAMPLE, draft_ids=(3, 4, 5))
+    assert fault_of(lengths, plan) == ""
+    lengths.advance(plan, 1)
+    assert fault_of(lengths, RowPlan(0, 3, (1,), None)) == ""
+    assert "does not follow the 3" in fault_of(lengths, RowPlan(0, 2, (1,), None))
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        (RowPlan(0, 0, (1,) * 6, SAMPLE, draft_ids=(1, 2, 3)), "0 to 8 are not within the context of 8"),
+        (RowPlan(0, 0, (1,), SAMPLE, draft_ids=(10,)), "Token id 10 is not within the vocabulary"),
+        (RowPlan(0, 0, (1,), SAMPLE, draft_ids=(1, 2, 3, 4)), "4 drafts are more than this engine's 3."),
+        (RowPlan(0, 0, (1,), None, draft_ids=(1,)), "A row that draws nothing has no use for drafts."),
+    ],
+)
+def test_drafts_that_do_not_fit_are_a_fault(lengths: RowLengths, plan: RowPlan, fault: str) -> None:
+    assert fault in fault_of(lengths, plan)
+
+
+def test_an_engine_that_copies_no_prefixes_refuses_them() -> None:
+    lengths = RowLengths(dataclasses.replace(INFO, copies_prefixes=False))
+    lengths.advance(RowPlan(2, 0, (1, 2), None))
+    assert fault_of(lengths, RowPlan(2, 2, (1,), None, PrefixCopy(2, 2))) == "This engine copies no prefixes."

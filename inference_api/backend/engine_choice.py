@@ -1,0 +1,65 @@
+"""Choose the engine of a start from the settings, the model and the machine, and say why; once, before anything loads.
+
+Runs in PROCESS 2, and in scripts/doctor, which only asks. The fast engine is taken where it computes the model, in its
+C++ library or, where that cannot be built, in torch. Needs neither torch nor weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from inference_api.backend.engines.fused_library import find_obstacle, open_library
+from inference_api.backend.engines.fused_shape import read_shape
+from inference_api.checkpoint import read_json
+from inference_api.config import Settings
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
+from inference_api.errors import ModelError
+from inference_api.model_image import ModelImage, required_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """An engine, and why it is not the fast one; `native` where it computes in its C++ library."""
+
+    engine: str
+    native: bool = False
+    reason: str = ""
+
+    def needed_bytes(self, image: ModelImage, num_rows: int, context_tokens: int) -> int:
+        """Return the memory that this engine takes: int8 weights in the library, else fp32 ones; fp16 or fp32 KV."""
+        weight_bits, kv_bits = (8 if self.native else 32), (16 if self.engine == "fused" else 32)
+        return required_bytes(image, num_rows, context_tokens, weight_bits=weight_bits, kv_bits=kv_bits)
+
+
+def choose_engine(settings: Settings, image: ModelImage | None, obstacle_of: Callable[[Path], str]) -> EngineChoice:
+    """Return the engine that a start with these settings takes; without an image, for a model that `fused` computes.
+
+    `obstacle_of` says of the cache's folder of compiled artefacts why the library cannot be used, or ''. Raises
+    ModelError if the engine `fused` is named and does not compute the model.
+    """
+    if settings.engine in ("mock", "transformers"):
+        return EngineChoice(settings.engine)
+    if settings.dtype == "fp32":
+        return EngineChoice("transformers", reason="INFERENCE_API_DTYPE is fp32")
+    try:
+        if image is not None:
+            read_shape(read_json(image.config_path))
+    except ModelError as error:
+        if settings.engine == "fused":
+            raise
+        return EngineChoice("transformers", reason=str(error).partition("; ")[0])
+    obstacle = obstacle_of(settings.cache_path / ARTEFACTS_FOLDER)
+    return EngineChoice("fused", native=not obstacle, reason=obstacle)
+
+
+def build_obstacle(folder: Path) -> str:
+    """Say why the library cannot be used, after an attempt to build it where it is not there: ten seconds; else ''."""
+    if obstacle := find_obstacle(folder):
+        return obstacle
+    try:
+        open_library(folder)
+    except ModelError as error:
+        return str(error).partition("; ")[0]
+    return ""

@@ -1,0 +1,42 @@
+"""Fix the contract between the `fused` engine and what computes its steps, in the decode thread of PROCESS 2.
+
+A computation holds the weights and the KV cache on one numeric path: C++ (fused_cpp.py) or plain torch
+(fused_torch.py). It knows tokens at positions of rows, and logits; not plans, drafts, sampling or sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepTokens:
+    """The tokens of one step: those of a row are neighbours and ascend by position. Ids and positions are checked."""
+
+    token_ids: Sequence[int]
+    rows: Sequence[int]
+    positions: Sequence[int]
+    outputs: Sequence[int]
+    """Ascending indices of the tokens whose logits are wanted."""
+
+
+class Computation(Protocol):
+    """Compute steps so that a token's numbers depend on its own row alone, bit for bit."""
+
+    numeric_path: str
+    """The arithmetic, for people: on the card and in `/info`."""
+    identity: str
+    """The arithmetic and what may change its bits, for the digest."""
+    weight_bytes: int
+    kv_bytes: int
+
+    def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
+        """Compute `tokens`, store their keys and values, and fill `logits` (outputs, vocab), fp32; blocks for a step.
+
+        Returns for each token 0 if its hidden state is NaN or infinite, else 1.
+        """
+        ...

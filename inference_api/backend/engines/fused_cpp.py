@@ -1,0 +1,68 @@
+"""Compute the steps of the `fused` engine in one call of its C++ library; decode thread of PROCESS 2.
+
+Owns the library's engine: its threads, its work space, and the packed weights that it reads. The arithmetic is in
+fused_native/. Knows tokens and logits; not plans, sampling or sequences.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from inference_api.backend.engines.fused_computation import StepTokens
+from inference_api.backend.engines.fused_library import NUMERIC_PATH, Library, Step, open_library
+from inference_api.backend.engines.fused_packed import PackedModel, packed_weights
+from inference_api.errors import ModelError
+from inference_api.model_image import ModelImage
+
+
+class CppComputation:
+    """Run the library's step; see `Computation`. Building or opening it blocks for seconds; its threads end with it."""
+
+    def __init__(
+        self, image: ModelImage, num_rows: int, context_tokens: int, build_folder: Path, num_threads: int
+    ) -> None:
+        library = open_library(build_folder)
+        sizes = {"num_rows": num_rows, "context_tokens": context_tokens, "num_threads": num_threads}
+        model = PackedModel(library, image, packed_weights(library, image, build_folder), **sizes)
+        self.numeric_path = NUMERIC_PATH
+        self.identity = f"{NUMERIC_PATH} library-{library.sha256}"
+        self.weight_bytes = model.weight_bytes
+        self.kv_bytes = model.kv_bytes
+        self._functions = library.functions
+        self._engine = library.functions.fused_open(ctypes.byref(model.struct))
+        if not self._engine:
+            raise ModelError("the engine fused cannot start its threads or gets no memory for its work space")
+        weakref.finalize(self, _close, library, self._engine, model)
+
+    def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
+        """Make one call of the library, which releases the GIL; see `Computation.run`."""
+        num_tokens = len(tokens.token_ids)
+        finite = (ctypes.c_uint8 * num_tokens)()
+        arrays: dict[str, ctypes.Array[Any]] = {
+            "token_ids": _int32(tokens.token_ids),
+            "rows": _int32(tokens.rows),
+            "positions": _int32(tokens.positions),
+            "outputs": _int32(tokens.outputs),
+            "finite": finite,
+        }
+        addresses = {name: ctypes.addressof(array) for name, array in arrays.items()}
+        step = Step(
+            num_tokens=num_tokens, num_outputs=len(tokens.outputs), logits=logits.data_ptr(), **addresses
+        )  # the arrays live until the call has returned
+        self._functions.fused_step(self._engine, ctypes.byref(step))
+        return list(finite)
+
+
+def _int32(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
+    return (ctypes.c_int32 * len(numbers))(*numbers)
+
+
+def _close(library: Library, engine: int, _model: PackedModel) -> None:
+    """End the engine's threads; its model's memory may go after that."""
+    library.functions.fused_close(engine)

@@ -1,0 +1,154 @@
+"""Pack a model for the library of the `fused` engine: the structs that its step reads; at load in PROCESS 2.
+
+Has the library quantize and pack every linear layer, or takes what an earlier start has packed, and maps the KV cache.
+The packed bytes are the library's own business. Knows no plans and no sampling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inference_api.backend.engines.fused_library import Layer, Library, Linear, Model
+from inference_api.backend.engines.fused_shape import Shape, read_shape
+from inference_api.backend.engines.fused_weights import (
+    ImageTensors,
+    LayerWeights,
+    LinearWeights,
+    refuse_too_wide,
+    rotary_tables,
+)
+from inference_api.backend.engines.packed_weights import PackedKey, PackedWeights
+from inference_api.checkpoint import read_json
+from inference_api.model_image import ModelImage
+
+LINEARS = ("qkv", "output", "gate_up", "down")
+NORMS = ("attention_norm", "mlp_norm", "query_norm", "key_norm")
+
+_HALF_BYTES = 2
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def packed_weights(library: Library, image: ModelImage, folder: Path) -> PackedWeights:
+    """Return the packed weights of `image`: those of the image itself or of `folder`, or new ones, kept in `folder`.
+
+    Blocks for a read of them, or for seconds. Raises ModelError for what the engine does not compute.
+    """
+    key = PackedKey(image.digest, library.packing)
+    packed = PackedWeights.open((image.path, folder), key)
+    if packed is None:
+        packed = _pack(library, image)
+        packed.save(folder, key)
+    return packed
+
+
+def _pack(library: Library, image: ModelImage) -> PackedWeights:
+    shape = read_shape(read_json(image.config_path))
+    parts = dict(_parts(library, ImageTensors(image), shape))
+    packed = PackedWeights.reserve((name, part.nbytes) for name, part in parts.items())
+    for name in list(parts):
+        part = parts.pop(name)  # gone when copied, so that they are not all there twice
+        ctypes.memmove(packed.address(name), part.data_ptr(), part.nbytes)
+    return packed
+
+
+def _parts(library: Library, tensors: ImageTensors, shape: Shape) -> Iterator[tuple[str, Tensor]]:
+    for index in range(len(shape.windows)):
+        layer = tensors.layer(shape, index)
+        yield from _layer_parts(library, f"{index}.", layer)
+    yield from _linear_parts(library, "head", tensors.head(shape))
+    yield "final_norm", tensors.final_norm(shape)
+
+
+def _layer_parts(library: Library, prefix: str, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+    for name in LINEARS:
+        yield from _linear_parts(library, f"{prefix}{name}", getattr(layer, name))
+    for name in NORMS:
+        if (norm := getattr(layer, name)) is not None:
+            yield f"{prefix}{name}", norm
+
+
+def _linear_parts(library: Library, name: str, linear: LinearWeights) -> Iterator[tuple[str, Tensor]]:
+    outputs, inputs = linear.weight.shape
+    refuse_too_wide(inputs, library.functions.fused_activation_range(inputs))
+    packed = torch.empty(library.functions.fused_packed_bytes(outputs, inputs), dtype=torch.int8)
+    scales = torch.empty(outputs)
+    library.functions.fused_pack(linear.weight.data_ptr(), outputs, inputs, packed.data_ptr(), scales.data_ptr())
+    yield f"{name}.weights", packed
+    yield f"{name}.scales", scales
+    if linear.bias is not None:
+        yield f"{name}.bias", linear.bias
+
+
+class PackedModel:
+    """A model in the layout of the library, with everything that its pointers name."""
+
+    def __init__(
+        self,
+        library: Library,
+        image: ModelImage,
+        packed: PackedWeights,
+        *,
+        num_rows: int,
+        context_tokens: int,
+        num_threads: int,
+    ) -> None:
+        shape = self.shape = read_shape(read_json(image.config_path))
+        self._packed = packed
+        embedding = ImageTensors(image).embedding(shape)
+        cosines, sines = rotary_tables(shape, context_tokens)
+        self._layers = (Layer * len(shape.windows))(*(self._layer(index) for index in range(len(shape.windows))))
+        self._kept: list[object] = [embedding, cosines, sines]
+        self.struct = Model(
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            vocab=image.vocab_size,
+            num_layers=len(shape.windows),
+            num_rows=num_rows,
+            context_tokens=context_tokens,
+            num_threads=num_threads,
+            epsilon=shape.epsilon,
+            layers=ctypes.addressof(self._layers),
+            head=self._linear("head", image.vocab_size, shape.hidden),
+            embedding=embedding.data_ptr(),
+            final_norm=packed.address("final_norm"),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+        )
+        self.weight_bytes = packed.num_bytes + embedding.nbytes + cosines.nbytes + sines.nbytes
+        self.kv_bytes = self._allocate_kv(library)
+
+    def _layer(self, index: int) -> Layer:
+        shape = self.shape
+        attention_width = shape.heads * shape.head_dim
+        qkv_width = attention_width + 2 * shape.kv_heads * shape.head_dim
+        return Layer(
+            qkv=self._linear(f"{index}.qkv", qkv_width, shape.hidden),
+            output=self._linear(f"{index}.output", shape.hidden, attention_width),
+            gate_up=self._linear(f"{index}.gate_up", 2 * shape.intermediate, shape.hidden),
+            down=self._linear(f"{index}.down", shape.hidden, shape.intermediate),
+            **{name: self._packed.find(f"{index}.{name}") for name in NORMS},
+            window=shape.windows[index],
+        )
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        weights, scales = (self._packed.address(f"{name}.{part}") for part in ("weights", "scales"))
+        bias = self._packed.find(f"{name}.bias")
+        return Linear(weights=weights, scales=scales, bias=bias, outputs=outputs, inputs=inputs)
+
+    def _allocate_kv(self, library: Library) -> int:
+        """Map the KV cache, whose pages take memory when they are first written; return its bytes."""
+        num_bytes = library.functions.fused_cache_halves(ctypes.byref(self.struct)) * _HALF_BYTES
+        for name in ("keys", "values"):
+            cache = torch.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), dtype=torch.float16)
+            self._kept.append(cache)
+            setattr(self.struct, name, cache.data_ptr())
+        return 2 * int(num_bytes)

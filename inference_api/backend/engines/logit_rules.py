@@ -1,0 +1,100 @@
+"""Change one row's logits by what its request asks for before temperature; decode thread of PROCESS 2.
+
+In this order: ids that may not be drawn (the mask of a form, allowed, banned and barred ids) become impossible, then
+logit_bias is added, then come the penalties for ids that the sequence holds already. Works in place on a copy that the
+sampler makes, in the logits' own precision. Only rows with such an option come here. Knows no temperature and no draw.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from array import array
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from inference_api.backend.engines.base import SampleSpec
+
+_BITS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class RuleError(Exception):
+    """Say why a row can draw no id; the text is safe to show."""
+
+
+def changes_logits(spec: SampleSpec) -> bool:
+    """Tell whether a row has an option that works on the logits themselves."""
+    params = spec.params
+    return bool(
+        spec.barred_ids
+        or spec.mask is not None
+        or params.allowed_ids
+        or params.banned_ids
+        or params.logit_bias
+        or params.reads_known_ids
+    )
+
+
+def change_logits(logits: Tensor, spec: SampleSpec) -> None:
+    """Change the finite `logits` (vocab,) of one row in place; ids that may not be drawn become -inf.
+
+    Raises RuleError for a mask of another length than the vocabulary's, and whatever a mask raises. `check_highest`
+    tells whether the result can be drawn from.
+    """
+    params = spec.params
+    if spec.mask is not None:
+        logits.masked_fill_(~_allowed(spec.mask.allowed(spec.known_ids), logits.numel()), -math.inf)
+    if params.allowed_ids:
+        ids = _ids(params.allowed_ids)
+        values = logits[ids]
+        logits.fill_(-math.inf)
+        logits[ids] = values
+    if params.banned_ids or spec.barred_ids:
+        logits[_ids([*params.banned_ids, *spec.barred_ids])] = -math.inf
+    if params.logit_bias:
+        logits[_ids(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
+    if params.reads_known_ids:
+        _penalize(logits, spec)
+
+
+def check_highest(highest: float) -> None:
+    """Raise RuleError if the highest of a row's changed logits says that no id is left, or that a logit overflowed."""
+    if highest == -math.inf:
+        raise RuleError("No id may be drawn next: this request's own parameters rule all of them out.")
+    if not math.isfinite(highest):
+        raise RuleError("This request's own parameters carry a logit beyond what a number can hold.")
+
+
+def _penalize(logits: Tensor, spec: SampleSpec) -> None:
+    """Apply the penalties: repetition to ids of prompt and completion, presence and frequency to the completion's.
+
+    Repetition: Keskar et al., "CTRL", 2019, section 4.1, with transformers' rule for negative logits; the others as in
+    OpenAI's API.
+    """
+    params = spec.params
+    if params.repetition_penalty != 1:
+        ids = _ids(spec.known_ids)  # an id that comes twice is written twice, with the same number
+        values = logits[ids]
+        penalty = params.repetition_penalty
+        logits.scatter_(0, ids, torch.where(values < 0, values * penalty, values / penalty))
+    if params.presence_penalty or params.frequency_penalty:
+        counts = collections.Counter(spec.known_ids[spec.num_prompt_tokens :])
+        losses = [params.presence_penalty + params.frequency_penalty * count for count in counts.values()]
+        if losses:
+            logits[_ids(counts)] -= torch.tensor(losses, dtype=logits.dtype)
+
+
+def _ids(ids: Iterable[int]) -> Tensor:
+    return torch.frombuffer(array("q", ids), dtype=torch.int64)  # a tenth of torch.tensor's time; at least one id
+
+
+def _allowed(bits: bytes, vocab: int) -> Tensor:
+    """Return a mask's bits as booleans (vocab,)."""
+    if len(bits) != (vocab + 7) // 8:
+        raise RuleError(
+            f"The form of this request allows ids by {len(bits)} bytes, where {(vocab + 7) // 8} hold the vocabulary."
+        )
+    octets = torch.frombuffer(bytearray(bits), dtype=torch.uint8).unsqueeze(1)  # (bytes, 1)
+    return octets.bitwise_and(torch.tensor(_BITS, dtype=torch.uint8)).ne(0).flatten()[:vocab]  # (vocab,)

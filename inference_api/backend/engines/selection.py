@@ -1,0 +1,110 @@
+"""Find the highest logits of many rows at once, for the sampler; decode thread of PROCESS 2.
+
+`Selection` is what the sampler asks for, `TorchSelection` the way that every machine has. Comparing and selecting are
+exact in any shape, so they run over all rows together; a weight is a sum over one row and is computed row by row. The
+vocabulary is never sorted. Knows no rule of sampling and no randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from inference_api.backend.engines.sampling_rules import BLOCK
+
+_SERIAL = 384 * BLOCK
+"""So many numbers torch computes in the calling thread: sharing one row out would only wait for another core."""
+
+
+class Wish(NamedTuple):
+    """Ask for the `num_ids` highest logits of a row, and for its weights at a temperature (0: not)."""
+
+    row: int
+    num_ids: int
+    temperature: float = 0.0
+
+
+class Head(NamedTuple):
+    """The highest logits of one row, descending, equal ones by ascending id; at least as many as were wished for.
+
+    Of those equal to the last one any may be missing: only what lies above the last logit is complete.
+    """
+
+    logits: list[float]
+    ids: list[int]
+    block_weights: Tensor | None = None
+    """Sums of exp((logit - highest) / temperature) over each BLOCK ids, to some 1e-7, fp64; None if not wished for."""
+
+
+class Selection(Protocol):
+    """Select heads. What a row gets, above its last logit, depends on that row and its wish alone."""
+
+    nucleus: int
+    """So many ids are worth wishing for where the border is not known before, as for a top_p alone."""
+
+    def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
+        """Return a head for each wish; `logits` (rows, vocab) fp32 or fp64, contiguous, its wished rows not NaN."""
+        ...
+
+
+class TorchSelection:
+    """Select with torch."""
+
+    nucleus = 64
+
+    def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
+        """Return a head for each wish; see `Selection.heads`."""
+        if not wishes:
+            return []
+        rows = [wish.row for wish in wishes]
+        chosen = logits if len(rows) == logits.shape[0] else logits[rows]  # a copy only if some are left out
+        values, ids = _topk(chosen, min(max(wish.num_ids for wish in wishes), logits.shape[1]))
+        ids, order = ids.sort(dim=1)  # (rows, count); equal values come in any order
+        values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        lists = zip(values.tolist(), ids.gather(1, order).tolist(), wishes, strict=True)
+        return [Head(high, high_ids, _block_weights(logits[wish.row], high[0], wish)) for high, high_ids, wish in lists]
+
+
+TORCH_SELECTION = TorchSelection()
+
+
+def first_highest(logits: Tensor) -> list[int]:
+    """Return the lowest id of the highest logit of each row of `logits` (rows, vocab)."""
+    rows, vocab = logits.shape
+    num_blocks = vocab // BLOCK
+    if vocab % BLOCK or num_blocks < 2:
+        return [int(token_id) for token_id in logits.argmax(dim=1).tolist()]
+    blocks = logits.view(rows, num_blocks, BLOCK)
+    best = blocks.amax(dim=2).argmax(dim=1)  # (rows,), the first of the highest blocks; a fifth of argmax's time
+    inside = blocks[torch.arange(rows), best].argmax(dim=1)  # (rows,)
+    return [int(token_id) for token_id in (best * BLOCK + inside).tolist()]
+
+
+def _topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what `logits.topk(count)` does, looking only into the blocks with the highest maxima if they are few."""
+    rows, vocab = logits.shape
+    num_blocks = vocab // BLOCK
+    if vocab % BLOCK or num_blocks < 8 * count:
+        values, ids = logits.topk(count, dim=1)
+        return values, ids
+    blocks = logits.view(rows, num_blocks, BLOCK)
+    best = blocks.amax(dim=2).topk(count, dim=1, sorted=False).indices  # (rows, count)
+    found = blocks.gather(1, best.unsqueeze(2).expand(-1, -1, BLOCK)).view(rows, -1)  # (rows, count * BLOCK)
+    values, places = found.topk(count, dim=1)
+    return values, best.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+
+
+def _block_weights(logits: Tensor, highest: float, wish: Wish) -> Tensor | None:
+    """Sum a row's weights by block, in the logits' own precision: fp32 takes half of fp64's time."""
+    if not wish.temperature:
+        return None
+    sums = []
+    for part in torch.split(logits, _SERIAL):
+        weights = (part - highest).mul_(1 / wish.temperature).exp_()  # (part,)
+        if rest := -weights.numel() % BLOCK:
+            weights = torch.nn.functional.pad(weights, (0, rest))
+        sums.append(weights.view(-1, BLOCK).sum(dim=1).double())
+    return torch.cat(sums)  # (blocks,)

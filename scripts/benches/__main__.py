@@ -17,7 +17,15 @@ from benches.service import BenchError
 from inference_api.errors import InferenceApiError
 from inference_api.options import OneLineParser
 
-MODULES = {"frontend": "frontend", "batching": "batching", "http": "over_http", "engines": "engines", "peers": "peers"}
+MODULES = {
+    "frontend": "frontend",
+    "batching": "batching",
+    "http": "over_http",
+    "engines": "engines",
+    "quality": "quality",
+    "independence": "independence",
+    "peers": "peers",
+}
 INTERRUPTED_STATUS = 130
 
 

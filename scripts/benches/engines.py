@@ -141,22 +141,22 @@ def _compare_steps(rows: dict[str, Rows], num_rows: int, steps: int) -> dict[str
 
 
 def _kernel(library: Library) -> dict[str, float]:
-    """Return the best rates of one thread: the multiply instruction alone, and the linear kernel, in GMAC/s."""
+    """Return the best rates of one thread: the multiply instructions alone, and the kernels with them, in GMAC/s."""
     functions = library.functions
     outputs, inputs = KERNEL_SHAPE
-    weights = torch.empty(functions.fused_packed_bytes(outputs, inputs), dtype=torch.int8)
-    scales, numbers = torch.empty(outputs), torch.randn(outputs, inputs)
-    functions.fused_pack(numbers.data_ptr(), outputs, inputs, weights.data_ptr(), scales.data_ptr())
-    linear = Linear(weights.data_ptr(), scales.data_ptr(), None, outputs, inputs)
-    rates = {"peak": max(functions.fused_peak_macs(1_200_000) for _ in range(100)) / 1e9}
-    for num_rows in (1, 8, 32):
-        activations = torch.ones(num_rows, inputs, dtype=torch.int16)
-        found, row_scales = torch.empty(num_rows, outputs), torch.ones(num_rows)
-        addresses = (activations.data_ptr(), row_scales.data_ptr(), num_rows, inputs, found.data_ptr())
-        best = math.inf
-        for _ in range(50):
-            began = time.perf_counter()
-            functions.fused_linear(ctypes.byref(linear), *addresses)
-            best = min(best, time.perf_counter() - began)
-        rates[f"{num_rows}_rows"] = num_rows * outputs * inputs / best / 1e9
+    rates: dict[str, float] = {}
+    for bits in (4, 8):
+        rates[f"{bits}_bits_peak"] = max(functions.fused_peak_macs(bits, 1_200_000) for _ in range(100)) / 1e9
+        weight = torch.randint(0, 16, (outputs, inputs)).float()
+        packed = torch.empty(functions.fused_packed_bytes(bits, outputs, inputs), dtype=torch.uint8)
+        functions.fused_pack(bits, weight.data_ptr(), outputs, inputs, packed.data_ptr())
+        linear = Linear(packed.data_ptr(), None, outputs, inputs, bits)
+        for num_rows in (1, 8, 32):
+            activations, found = torch.randn(num_rows, inputs), torch.empty(num_rows, outputs)
+            best = math.inf
+            for _ in range(50):
+                began = time.perf_counter()
+                functions.fused_linear(ctypes.byref(linear), activations.data_ptr(), num_rows, found.data_ptr())
+                best = min(best, time.perf_counter() - began)
+            rates[f"{bits}_bits_{num_rows}_rows"] = num_rows * outputs * inputs / best / 1e9
     return {name: round(rate, 1) for name, rate in rates.items()}

@@ -14,8 +14,11 @@ from pathlib import Path
 
 from benches.peer_workloads import Workload
 
-CACHE_BYTES = 2
-"""A number of the cache is stored in 16 bits."""
+CACHE_BYTES = 1 + 4 / 64
+"""A number of the cache is an int8, and 64 of them share a scale."""
+
+LAYER_WEIGHT_BYTES, HEAD_WEIGHT_BYTES = 4 / 8 + 4 / 32, 1 + 4 / 32
+"""Of a weight with its share of the group's scales, where the layers are held in four bits and the head in eight."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,12 +45,13 @@ class ModelSizes:
 
 
 def bound_tokens_per_second(workload: Workload, sizes: ModelSizes, peaks: Mapping[str, float]) -> float:
-    """Return the output tokens a second that int8 weights and a 16-bit cache allow a workload of fixed lengths."""
+    """Return the output tokens a second that the engine's weights and cache allow a workload of fixed lengths."""
     rows, (prompt, _), (answer, _) = workload.num_users, workload.prompt, workload.answer
     num_computed = prompt + answer - 1
-    macs = rows * (num_computed * sizes.layer_macs + answer * sizes.head_macs)
-    weight_bytes = answer * (sizes.layer_macs + sizes.head_macs)
+    multiplying = rows * num_computed * sizes.layer_macs / peaks["macs_per_second_4_bits"]
+    multiplying += rows * answer * sizes.head_macs / peaks["macs_per_second_8_bits"]
+    weight_bytes = answer * (sizes.layer_macs * LAYER_WEIGHT_BYTES + sizes.head_macs * HEAD_WEIGHT_BYTES)
     mean_context = prompt + answer / 2
     cache_bytes = rows * answer * mean_context * sizes.cache_numbers * CACHE_BYTES
-    seconds = max(macs / peaks["macs_per_second"], (weight_bytes + cache_bytes) / peaks["read_bytes_per_second"])
+    seconds = max(multiplying, (weight_bytes + cache_bytes) / peaks["read_bytes_per_second"])
     return rows * answer / seconds

@@ -6,6 +6,7 @@ neighbour makes a single measurement too low, never too high. Knows the engine's
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -22,10 +23,10 @@ READ_BYTES = 1 << 29
 TRIES = 30
 
 
-def macs_per_second(library: Library, num_threads: int) -> float:
-    """Return the best rate of the multiply instruction, all threads together."""
+def macs_per_second(library: Library, bits: int, num_threads: int) -> float:
+    """Return the best rate of the multiply instruction for weights of so many bits, all threads together."""
     with ThreadPoolExecutor(num_threads) as pool:
-        peak = library.functions.fused_peak_macs
+        peak = functools.partial(library.functions.fused_peak_macs, bits)
         return max(math.fsum(pool.map(peak, [PEAK_INSTRUCTIONS] * num_threads)) for _ in range(TRIES))
 
 
@@ -44,7 +45,8 @@ def main() -> int:
     """Measure both and print them."""
     num_threads = int(sys.argv[2])
     torch.set_num_threads(num_threads)
-    rates = {"macs_per_second": macs_per_second(open_library(Path(sys.argv[1])), num_threads)}
+    library = open_library(Path(sys.argv[1]))
+    rates = {f"macs_per_second_{bits}_bits": macs_per_second(library, bits, num_threads) for bits in (4, 8)}
     print(json.dumps(rates | {"read_bytes_per_second": read_bytes_per_second()}))
     return 0
 

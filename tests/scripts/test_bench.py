@@ -100,7 +100,17 @@ def test_the_engines_bench_times_both_engines_and_the_kernel(own_model: dict[str
     for name in ("prefill_tokens_per_second", "step_ms_1_rows_context_8", "step_ms_2_rows_context_8"):
         assert figures[name].keys() == {"transformers", "fused"}
         assert min(figures[name].values()) > 0
-    assert figures["kernel"].keys() == {"peak", "1_rows", "8_rows", "32_rows"}
+    rates = ("peak", "1_rows", "8_rows", "32_rows")
+    assert figures["kernel"].keys() == {f"{bits}_bits_{name}" for bits in (4, 8) for name in rates}
+
+
+@pytest.mark.torch
+def test_the_quality_bench_sets_perplexity_and_agreement_beside_fp32(own_model: dict[str, str]) -> None:
+    figures = figures_of("quality", **own_model)
+    assert figures["perplexity"] > 1
+    assert figures["perplexity_fp32"] > 1
+    assert 0 <= figures["greedy_agreement"] <= 1
+    assert "KV" in figures["numeric_path"]
 
 
 @pytest.mark.torch
@@ -113,7 +123,11 @@ def test_the_peers_bench_measures_ours_and_says_why_a_peer_is_missing(
     for workload in figures["workloads"].values():
         assert workload.keys() == {"ours", "engine_alone"} == figures["memory_mib"].keys()
         assert all(of["tokens_per_second"] > 0 for of in workload.values())
-    assert figures["machine_peaks"].keys() == {"macs_per_second", "read_bytes_per_second"}
+    assert figures["machine_peaks"].keys() == {
+        "macs_per_second_4_bits",
+        "macs_per_second_8_bits",
+        "read_bytes_per_second",
+    }
     assert {"engine_over_bound", "http_over_engine"} < figures["efficiency"]["2_users"].keys()
     assert "gaps_beside" in figures["admission_of_40_beside_2_rows"]
 

@@ -82,11 +82,12 @@ def test_the_bound_is_the_slower_of_multiplying_and_reading() -> None:
     bound = module("peer_bound")
     sizes = bound.ModelSizes(layer_macs=100, head_macs=10, cache_numbers=5)
     workload = module("peer_workloads").Workload.fixed(2, 4, 2)
-    macs = 2 * (5 * 100 + 2 * 10)
-    read = 2 * 110 + 2 * 2 * 5 * 5 * 2
-    for peaks in ((macs, 10 * read), (10 * macs, read)):
-        rates = dict(zip(("macs_per_second", "read_bytes_per_second"), peaks, strict=True))
-        assert bound.bound_tokens_per_second(workload, sizes, rates) == 4.0
+    layers, head = 2 * 5 * 100, 2 * 2 * 10
+    read = 2 * (100 * bound.LAYER_WEIGHT_BYTES + 10 * bound.HEAD_WEIGHT_BYTES) + 2 * 2 * 5 * 5 * bound.CACHE_BYTES
+    names = ("macs_per_second_4_bits", "macs_per_second_8_bits", "read_bytes_per_second")
+    for peaks in ((2 * layers, 2 * head, 10 * read), (10 * layers, 10 * head, read)):
+        rates = dict(zip(names, peaks, strict=True))
+        assert bound.bound_tokens_per_second(workload, sizes, rates) == pytest.approx(4.0)
 
 
 def test_the_bound_counts_the_linear_layers_of_a_llama(tmp_path: Path) -> None:

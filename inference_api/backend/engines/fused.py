@@ -1,28 +1,31 @@
-"""Run Llama-shaped models on a CPU with int8 weights, so that a row's bits depend on nothing but that row.
+"""Run Llama-shaped models on a CPU with quantized numbers, so that a row's bits depend on nothing but that row.
 
-Lives in the decode thread of PROCESS 2. Linear layers multiply int8 weights by int16 activations, exactly; attention
-runs over a row's own positions: what a row produces is bit-identical whatever its neighbours, its row and the chunking
-of its prompt are. Ids are drawn by the common sampler. Knows plans and logits; not tenants, sessions, stop rules or
-text. The arithmetic is a `Computation`: a C++ library of our own, or plain torch where that cannot be built.
+Lives in the decode thread of PROCESS 2. Linear layers and attention sum integers, exactly; what they add in fp32 they
+add in one order: what a row produces is bit-identical whatever its neighbours, its row and the chunking of its prompt
+are. Ids are drawn by the common sampler. Knows plans and logits; not tenants, sessions, stop rules or text. The
+arithmetic is a `Computation`: a C++ library of our own, or plain torch, with the same bits, where that cannot be built.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from inference_api.backend.engines.base import EngineInfo, RowPlan, RowResult, StepPlan, StepResult
-from inference_api.backend.engines.fused_computation import Computation, StepTokens
+from inference_api.backend.engines.fused_computation import Computation, KvCopy, StepTokens
 from inference_api.backend.engines.fused_cpp import CppComputation
 from inference_api.backend.engines.fused_torch import TorchComputation
 from inference_api.backend.engines.row_lengths import RowLengths
-from inference_api.backend.engines.sampler import NON_FINITE, row_result, sample
+from inference_api.backend.engines.sampler import NON_FINITE, accepted, drafted_specs, row_result, sample
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage
+
+MAX_DRAFT_TOKENS = 16
+"""Drafts a row and step: as many as the setting allows."""
 
 
 def load(
@@ -46,8 +49,7 @@ def load(
         raise ModelError(f"a context of {context_tokens} tokens is over the model's {image.context_tokens}")
     computation: Computation
     if native:
-        threads = num_threads or torch.get_num_threads()
-        computation = CppComputation(image, num_rows, context_tokens, build_folder, threads)
+        computation = CppComputation(image, num_rows, context_tokens, build_folder, torch.get_num_threads())
     else:
         computation = TorchComputation(image, num_rows=num_rows, context_tokens=context_tokens)
     path = f"fused {computation.identity} torch-{torch.__version__}"
@@ -62,6 +64,8 @@ def load(
         digest=hashlib.sha256(f"{image.digest} {path}".encode()).hexdigest(),
         weight_bytes=computation.weight_bytes,
         kv_bytes=computation.kv_bytes,
+        copies_prefixes=True,
+        max_draft_tokens=MAX_DRAFT_TOKENS,
     )
     return FusedEngine(computation, info)
 
@@ -73,7 +77,13 @@ class FusedEngine:
         self._computation = computation
         self._info = info
         self._lengths = RowLengths(info)
-        self._logits = torch.empty(info.num_rows, info.vocab_size)
+        # Memory is taken as it is used, and few rows have drafts.
+        self._logits = torch.empty(info.num_rows * (1 + info.max_draft_tokens), info.vocab_size)
+
+    @property
+    def computation(self) -> Computation:
+        """What computes its steps; for measuring logits without plans."""
+        return self._computation
 
     @property
     def info(self) -> EngineInfo:
@@ -89,29 +99,44 @@ class FusedEngine:
         sound, results = self._lengths.split(plan)
         if sound:
             finite = self._compute(sound)
-            drawing = [row for row in sound if row.sample is not None]
-            draws = sample(self._logits[: len(drawing)], [row.sample for row in drawing if row.sample])
-            for row, draw in zip(drawing, draws, strict=True):
-                results[row.row] = row_result(row.row, [draw])
+            specs = [spec for row in sound if row.sample for spec in drafted_specs(row.sample, row.draft_ids)]
+            draws = iter(sample(self._logits[: len(specs)], specs, self._computation.selection))
             for row, is_finite in zip(sound, finite, strict=True):
-                self._lengths.advance(row)
+                drawn = list(islice(draws, 1 + len(row.draft_ids))) if row.sample else []
+                standing = accepted(drawn, row.draft_ids)
+                self._lengths.advance(row, max(0, len(standing) - 1))
                 if not is_finite:
                     results[row.row] = RowResult(row.row, error=NON_FINITE)
+                elif standing:
+                    results[row.row] = row_result(row.row, standing)
         return StepResult(tuple(results[row.row] for row in plan.rows if row.row in results))
 
     def release(self, row: int) -> None:
-        """Forget a row; its KV slots may be used again from position 0."""
-        self._lengths.forget(row)
+        """Take note that a row's sequence has left it; what it holds may be the beginning of another's."""
 
     def _compute(self, rows: Sequence[RowPlan]) -> list[bool]:
-        """Compute all tokens of `rows`, and the logits of those that sample; say of each row whether it is finite."""
-        ends = list(accumulate(len(row.token_ids) for row in rows))
-        starts = [end - len(row.token_ids) for row, end in zip(rows, ends, strict=True)]
-        tokens = StepTokens(
-            token_ids=[token_id for row in rows for token_id in row.token_ids],
-            rows=[row.row for row in rows for _ in row.token_ids],
-            positions=[row.start + index for row in rows for index in range(len(row.token_ids))],
-            outputs=[end - 1 for row, end in zip(rows, ends, strict=True) if row.sample is not None],
-        )
-        finite = self._computation.run(tokens, self._logits[: len(tokens.outputs)])
-        return [all(finite[start:end]) for start, end in zip(starts, ends, strict=True)]
+        """Compute all tokens of `rows`, and the logits of those that draw; say of each row whether it is finite.
+
+        What is drafted may be anything: whether it is finite shows in its own logits.
+        """
+        token_ids: list[int] = []
+        owners: list[int] = []
+        positions: list[int] = []
+        outputs: list[int] = []
+        known: list[slice] = []
+        for row in rows:
+            first = len(token_ids)
+            last = first + len(row.token_ids)
+            known.append(slice(first, last))
+            token_ids += row.token_ids + row.draft_ids
+            owners += [row.row] * (len(token_ids) - first)
+            positions += range(row.start, row.start + len(token_ids) - first)
+            outputs += range(last - 1, len(token_ids)) if row.sample else ()
+        copies = [
+            KvCopy(row.prefix.source_row, row.row, row.prefix.num_tokens)
+            for row in rows
+            if row.prefix is not None and row.prefix.source_row != row.row
+        ]
+        tokens = StepTokens(token_ids, owners, positions, outputs, copies)
+        finite = self._computation.run(tokens, self._logits[: len(outputs)])
+        return [all(finite[part]) for part in known]

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+from inference_api.backend.engines.selection import Selection
+
+
+class KvCopy(NamedTuple):
+    """The first `num_tokens` positions of one row's KV, for another row."""
+
+    from_row: int
+    to_row: int
+    num_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +32,8 @@ class StepTokens:
     positions: Sequence[int]
     outputs: Sequence[int]
     """Ascending indices of the tokens whose logits are wanted."""
+    copies: Sequence[KvCopy] = ()
+    """What is copied before anything is computed, from rows that none of them writes."""
 
 
 class Computation(Protocol):
@@ -33,6 +45,8 @@ class Computation(Protocol):
     """The arithmetic and what may change its bits, for the digest."""
     weight_bytes: int
     kv_bytes: int
+    selection: Selection
+    """Finds the highest of the logits that it made."""
 
     def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
         """Compute `tokens`, store their keys and values, and fill `logits` (outputs, vocab), fp32; blocks for a step.

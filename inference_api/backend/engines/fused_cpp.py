@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from inference_api.backend.engines.fused_computation import StepTokens
-from inference_api.backend.engines.fused_library import NUMERIC_PATH, Library, Step, open_library
+from inference_api.backend.engines.fused_library import NUMERIC_PATH, Copy, Library, Step, open_library
 from inference_api.backend.engines.fused_packed import PackedModel, packed_weights
+from inference_api.backend.engines.sampling_rules import BLOCK
+from inference_api.backend.engines.selection import Head, Selection, Wish
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage
 
@@ -38,6 +41,7 @@ class CppComputation:
         self._engine = library.functions.fused_open(ctypes.byref(model.struct))
         if not self._engine:
             raise ModelError("the engine fused cannot start its threads or gets no memory for its work space")
+        self.selection: Selection = CppSelection(library.functions, self._engine)
         weakref.finalize(self, _close, library, self._engine, model)
 
     def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
@@ -50,13 +54,52 @@ class CppComputation:
             "positions": _int32(tokens.positions),
             "outputs": _int32(tokens.outputs),
             "finite": finite,
+            "copies": (Copy * len(tokens.copies))(*(Copy(*copy) for copy in tokens.copies)),
         }
         addresses = {name: ctypes.addressof(array) for name, array in arrays.items()}
         step = Step(
-            num_tokens=num_tokens, num_outputs=len(tokens.outputs), logits=logits.data_ptr(), **addresses
+            num_tokens=num_tokens,
+            num_outputs=len(tokens.outputs),
+            num_copies=len(tokens.copies),
+            logits=logits.data_ptr(),
+            **addresses,
         )  # the arrays live until the call has returned
         self._functions.fused_step(self._engine, ctypes.byref(step))
         return list(finite)
+
+
+class CppSelection:
+    """Select the highest logits with the library's threads; see `Selection`."""
+
+    nucleus = 256
+
+    def __init__(self, functions: ctypes.CDLL, engine: int) -> None:
+        self._functions = functions
+        self._engine = engine
+
+    def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
+        """Return a head for each wish; see `Selection.heads`. Raises MemoryError."""
+        if not wishes:
+            return []
+        vocab = logits.shape[1]
+        count = min(max(wish.num_ids for wish in wishes), vocab)
+        values = torch.empty(len(wishes), count)
+        ids = torch.empty(len(wishes), count, dtype=torch.int32)
+        weights = torch.empty(len(wishes), -(-vocab // BLOCK), dtype=torch.float64)
+        sound = self._functions.fused_select(
+            self._engine,
+            logits.data_ptr(),
+            vocab,
+            len(wishes),
+            _int32([wish.row for wish in wishes]),
+            count,
+            (ctypes.c_float * len(wishes))(*(wish.temperature for wish in wishes)),
+            *(tensor.data_ptr() for tensor in (values, ids, weights)),
+        )
+        if not sound:
+            raise MemoryError("the library gets no memory for a selection")
+        rows = zip(values.tolist(), ids.tolist(), weights, wishes, strict=True)
+        return [Head(high, high_ids, sums if wish.temperature else None) for high, high_ids, sums, wish in rows]
 
 
 def _int32(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:

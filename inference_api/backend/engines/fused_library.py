@@ -23,10 +23,10 @@ from inference_api.model_image import file_sha256
 
 SOURCES = Path(__file__).with_name("fused_native")
 
-NUMERIC_PATH = "int8 weights, int16 activations, fp16 KV, AVX2"
+NUMERIC_PATH = "4-bit and int8 weights, int8 and int16 activations, int8 KV, AVX2"
 """What the library computes in, for people; it names the layout of packed weights too."""
 
-INSTRUCTION_SETS = ("avx2", "f16c", "fma")
+INSTRUCTION_SETS = ("avx2", "f16c")
 """What the kernels need of the processor, in the words of /proc/cpuinfo."""
 
 COMPILER = "g++"
@@ -43,8 +43,8 @@ class Linear(ctypes.Structure):
     """FusedLinear."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
-        *((name, ctypes.c_int32) for name in ("outputs", "inputs")),
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+        *((name, ctypes.c_int32) for name in ("outputs", "inputs", "bits", "unused")),
     )
 
 
@@ -68,36 +68,45 @@ class Model(ctypes.Structure):
         ("unused", ctypes.c_int32),
         ("layers", ctypes.c_void_p),
         ("head", Linear),
-        *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "cosines", "sines", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "cosines", "sines", "cache")),
     )
+
+
+class Copy(ctypes.Structure):
+    """FusedCopy."""
+
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("from_row", "to_row", "count", "unused"))
 
 
 class Step(ctypes.Structure):
     """FusedStep."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("num_tokens", "num_outputs")),
-        *((name, ctypes.c_void_p) for name in ("token_ids", "rows", "positions", "outputs", "logits", "finite")),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_outputs", "num_copies", "unused")),
+        *((name, ctypes.c_void_p) for name in ("copies", "token_ids", "rows")),
+        *((name, ctypes.c_void_p) for name in ("positions", "outputs", "logits", "finite")),
     )
 
 
-_STRUCTS = (Linear, Layer, Model, Step)
+_STRUCTS = (Linear, Layer, Model, Copy, Step)
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     # name: (result, arguments)
     "fused_open": (_POINTER, (_POINTER,)),
     "fused_step": (None, (_POINTER, _POINTER)),
+    "fused_select": (_INT, (_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, *(_POINTER,) * 4)),
     "fused_close": (None, (_POINTER,)),
     "fused_struct_bytes": (_LONG, (_INT,)),
-    "fused_packed_bytes": (_LONG, (_INT, _INT)),
-    "fused_cache_halves": (_LONG, (_POINTER,)),
-    "fused_activation_range": (_INT, (_INT,)),
-    "fused_pack": (None, (_POINTER, _INT, _INT, _POINTER, _POINTER)),
+    "fused_weight_bits": (_INT, (_POINTER, _INT, _INT)),
+    "fused_packed_bytes": (_LONG, (_INT, _INT, _INT)),
+    "fused_cache_bytes": (_LONG, (_POINTER,)),
+    "fused_pack": (None, (_INT, _POINTER, _INT, _INT, _POINTER)),
     "fused_quantize": (_FLOAT, (_POINTER, _INT, _INT, _POINTER)),
-    "fused_linear": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "fused_quantize_groups": (None, (_POINTER, _INT, _POINTER, _POINTER, _POINTER)),
+    "fused_linear": (_INT, (_POINTER, _POINTER, _INT, _POINTER)),
     "fused_store_kv": (None, (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER)),
     "fused_attend": (None, (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER)),
-    "fused_peak_macs": (ctypes.c_double, (_LONG,)),
+    "fused_peak_macs": (ctypes.c_double, (_INT, _LONG)),
 }
 
 

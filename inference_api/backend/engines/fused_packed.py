@@ -20,7 +20,6 @@ from inference_api.backend.engines.fused_weights import (
     ImageTensors,
     LayerWeights,
     LinearWeights,
-    refuse_too_wide,
     rotary_tables,
 )
 from inference_api.backend.engines.packed_weights import PackedKey, PackedWeights
@@ -30,7 +29,8 @@ from inference_api.model_image import ModelImage
 LINEARS = ("qkv", "output", "gate_up", "down")
 NORMS = ("attention_norm", "mlp_norm", "query_norm", "key_norm")
 
-_HALF_BYTES = 2
+WEIGHT_BITS = (4, 8)
+"""Of a linear layer's weights: four where they lose nothing."""
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -75,12 +75,10 @@ def _layer_parts(library: Library, prefix: str, layer: LayerWeights) -> Iterator
 
 def _linear_parts(library: Library, name: str, linear: LinearWeights) -> Iterator[tuple[str, Tensor]]:
     outputs, inputs = linear.weight.shape
-    refuse_too_wide(inputs, library.functions.fused_activation_range(inputs))
-    packed = torch.empty(library.functions.fused_packed_bytes(outputs, inputs), dtype=torch.int8)
-    scales = torch.empty(outputs)
-    library.functions.fused_pack(linear.weight.data_ptr(), outputs, inputs, packed.data_ptr(), scales.data_ptr())
-    yield f"{name}.weights", packed
-    yield f"{name}.scales", scales
+    bits = library.functions.fused_weight_bits(linear.weight.data_ptr(), outputs, inputs)
+    packed = torch.empty(library.functions.fused_packed_bytes(bits, outputs, inputs), dtype=torch.uint8)
+    library.functions.fused_pack(bits, linear.weight.data_ptr(), outputs, inputs, packed.data_ptr())
+    yield f"{name}.{bits}-bit weights", packed
     if linear.bias is not None:
         yield f"{name}.bias", linear.bias
 
@@ -140,15 +138,15 @@ class PackedModel:
         )
 
     def _linear(self, name: str, outputs: int, inputs: int) -> Linear:
-        weights, scales = (self._packed.address(f"{name}.{part}") for part in ("weights", "scales"))
+        weights = {bits: self._packed.find(f"{name}.{bits}-bit weights") for bits in WEIGHT_BITS}
+        bits = next(bits for bits in WEIGHT_BITS if weights[bits] is not None)
         bias = self._packed.find(f"{name}.bias")
-        return Linear(weights=weights, scales=scales, bias=bias, outputs=outputs, inputs=inputs)
+        return Linear(weights=weights[bits], bias=bias, outputs=outputs, inputs=inputs, bits=bits)
 
     def _allocate_kv(self, library: Library) -> int:
         """Map the KV cache, whose pages take memory when they are first written; return its bytes."""
-        num_bytes = library.functions.fused_cache_halves(ctypes.byref(self.struct)) * _HALF_BYTES
-        for name in ("keys", "values"):
-            cache = torch.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), dtype=torch.float16)
-            self._kept.append(cache)
-            setattr(self.struct, name, cache.data_ptr())
-        return 2 * int(num_bytes)
+        num_bytes: int = library.functions.fused_cache_bytes(ctypes.byref(self.struct))
+        cache = torch.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), dtype=torch.uint8)
+        self._kept.append(cache)
+        self.struct.cache = cache.data_ptr()
+        return num_bytes

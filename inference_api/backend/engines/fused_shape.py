@@ -17,6 +17,9 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LANES = 8
 """Widths that norms and attention run over are multiples of it."""
 
+MAX_HEAD_DIM = 512
+"""kMaxHeadDim of fused_native/attention.h."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
@@ -47,6 +50,7 @@ def read_shape(config: dict[str, Any]) -> Shape:
         ("head_dim", head_dim),
     ):
         _require(width % LANES == 0, f"{name} {width}, which is no multiple of {LANES}")
+    _require(head_dim <= MAX_HEAD_DIM, f"head_dim {head_dim}, which is over {MAX_HEAD_DIM}")
     return Shape(
         hidden=config["hidden_size"],
         intermediate=config["intermediate_size"],

@@ -21,9 +21,6 @@ from inference_api.checkpoint import weight_files
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage
 
-MIN_ACTIVATION_RANGE = 127
-"""Activations of a layer must keep at least int8's resolution: that allows 133,152 inputs."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinearWeights:
@@ -142,11 +139,3 @@ def _joined(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tenso
         return None
     pairs = zip(biases, weights, strict=True)
     return torch.cat([torch.zeros(len(weight)) if bias is None else bias for bias, weight in pairs])
-
-
-def refuse_too_wide(inputs: int, activation_range: int) -> None:
-    """Raise ModelError for a layer whose sums would leave too few steps for an activation."""
-    if activation_range < MIN_ACTIVATION_RANGE:
-        raise ModelError(
-            f"a layer of {inputs} inputs is too wide for exact sums: set INFERENCE_API_ENGINE=transformers"
-        )

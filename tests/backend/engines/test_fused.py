@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from inference_api.backend.engines import fused_library
-from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
+from inference_api.backend.engines.base import PrefixCopy, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.fused import FusedEngine, load
 from inference_api.errors import ModelError
 from inference_api.messages import SamplingParams
@@ -27,11 +27,14 @@ from tests.backend.engines.fused_checks import is_independent, same_bits, traces
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen2-sliding", "qwen3")
-LOGIT_TOLERANCE = 3e-3
-"""Share of the largest logit by which int16 activations and fp32 sums may move one from fp64.
+LARGEST_GAP, MEDIAN_GAP = 2e-2, 5e-3
+"""Shares of the largest logit by which int16 activations and fp32 sums may move one; 0.009 and 0.003 are seen.
 
-About 1e-3 is seen: where fp32 and fp64 fall on two sides of a border, a key or value is another fp16 number.
+Where fp32 and fp64 fall on two sides of a border, a number of a key or value is another by a whole step, 1/127 of the
+largest. So single positions differ by more than half of them do.
 """
+LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
+"""Of the tiny llama."""
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +70,29 @@ def engines(load_fused):
 
 
 def dequantized(model):
-    """Return the fp64 model whose linear layers hold the numbers that int8 weights stand for."""
+    """Return the fp64 model whose linear layers hold the numbers that int8 weights by group of 32 stand for."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.Linear):
-                scale = module.weight.float().abs().amax(dim=1, keepdim=True) / 127
-                module.weight.copy_((module.weight.float() / scale).round() * scale)
+                weight = module.weight.float()
+                grouped = torch.nn.functional.pad(weight, (0, -weight.shape[1] % 32)).view(len(weight), -1, 32)
+                scale = grouped.abs().amax(dim=2, keepdim=True) / 127
+                numbers = (grouped / scale).round().nan_to_num() * scale
+                module.weight.copy_(numbers.view(len(weight), -1)[:, : weight.shape[1]])
     return model
 
 
-class HalfCache(DynamicCache):
-    """Round keys and values to fp16, as the engine's cache does."""
+class Int8Cache(DynamicCache):
+    """Round keys and values to int8 with a scale for each position and KV head, as the engine's cache does."""
 
     def update(self, keys, values, *args, **kwargs):
-        return super().update(keys.half().double(), values.half().double(), *args, **kwargs)
+        return super().update(rounded(keys), rounded(values), *args, **kwargs)
+
+
+def rounded(heads):
+    scale = heads.abs().amax(dim=-1, keepdim=True) / 127
+    return (heads / scale).round() * scale
 
 
 def logits_of(engine: FusedEngine, prompt: list[int], chunk_tokens: int) -> torch.Tensor:
@@ -95,18 +106,19 @@ def logits_of(engine: FusedEngine, prompt: list[int], chunk_tokens: int) -> torc
     return torch.stack(found)
 
 
-def largest_gap(engine: FusedEngine, model, prompt: list[int]) -> float:
+def is_near(engine: FusedEngine, model, prompt: list[int]) -> bool:
     with torch.inference_mode():
-        expected = dequantized(model)(torch.tensor([prompt]), past_key_values=HalfCache()).logits[0]  # (tokens, vocab)
+        expected = dequantized(model)(torch.tensor([prompt]), past_key_values=Int8Cache()).logits[0]  # (tokens, vocab)
     found = logits_of(engine, prompt, 1).double()
-    return float((found - expected).abs().max() / expected.abs().max())
+    gaps = (found - expected).abs().amax(dim=1) / expected.abs().max()
+    return bool(gaps.max() < LARGEST_GAP and gaps.median() < MEDIAN_GAP)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_at_every_position_are_those_of_the_dequantized_model(family, engines, tiny_checkpoint):
     model, _ = tiny_checkpoint(family)
     for prompt in tiny.random_prompts(3, [70, 30]):
-        assert largest_gap(engines(family), model, prompt) < LOGIT_TOLERANCE
+        assert is_near(engines(family), model, prompt)
 
 
 ROPES = {
@@ -128,7 +140,7 @@ def test_scaled_rotary_embeddings_are_those_of_the_model(kind, load_fused, byte_
     model = tiny.build_model("llama", settings)
     folder = tiny.save_checkpoint(model, tmp_path / kind, byte_tokenizer)
     engine = load_fused(prepare(str(folder), tmp_path / "cache", lambda line: None), num_rows=4)
-    assert largest_gap(engine, model, tiny.random_prompts(1, [70])[0]) < LOGIT_TOLERANCE
+    assert is_near(engine, model, tiny.random_prompts(1, [70])[0])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -199,12 +211,66 @@ def test_the_same_seed_gives_the_same_ids_on_another_row_among_other_neighbours(
     assert crowded.output == alone.output
 
 
-def test_the_engine_says_what_it_is(engines, tiny_image):
+def drawn_with_drafts(engine, prompt, params, drafts_of, num_tokens):
+    """Return the ids and their logits of a run that drafts `drafts_of(ids)`, and how many ids each step gave."""
+    ids, logits, counts = [], [], []
+    computed = 0
+    while len(ids) < num_tokens:
+        known = prompt + ids
+        spec = SampleSpec(params, 0, len(known))
+        row = RowPlan(4, computed, tuple(known[computed:]), spec, draft_ids=drafts_of(ids))
+        neighbour = RowPlan(9, 0, (7,) * (1 + len(ids) % 3), None)
+        (result,) = engine.execute(StepPlan((row, neighbour))).rows
+        logits += engine._logits[: len(result.token_ids)].clone()
+        computed = len(known) + len(result.token_ids) - 1
+        counts.append(len(result.token_ids))
+        ids += result.token_ids
+    return ids[:num_tokens], logits[:num_tokens], counts
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_accepted_and_refused_give_the_ids_and_bits_of_a_run_without(family, temperature, engines):
+    params = SamplingParams(temperature, 0, 1.0, 5)
+    prompt = tiny.random_prompts(1, [21])[0]
+    plain, logits, _ = drawn_with_drafts(engines(family), prompt, params, lambda ids: (), 30)
+
+    def drafts_of(ids):
+        right = len(ids) % 5
+        after = plain[len(ids) :]
+        return (*after[:right], *((token_id + 1) % tiny.VOCAB_SIZE for token_id in after[right : right + 2]))
+
+    ids, drafted, counts = drawn_with_drafts(engines(family), prompt, params, drafts_of, 30)
+    assert ids == plain
+    assert same_bits(drafted, logits)
+    assert {1, 2, 4} <= set(counts)  # none accepted, some, and more
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("num_tokens", [1, 8, 19, 39])
+def test_a_copied_prefix_gives_the_bits_of_a_computed_one(family, num_tokens, engines):
+    engine, prompt, rest = engines(family), *tiny.random_prompts(2, [40, 12])
+    engine.execute(StepPlan((RowPlan(2, 0, tuple(prompt), None),)))
+    known = prompt[:num_tokens] + rest
+    spec = SampleSpec(tiny.GREEDY, 0, len(known))
+    beside = RowPlan(2, 40, (5,), SampleSpec(tiny.GREEDY, 0, 41))  # the source goes on in the same step
+    from_another = RowPlan(6, num_tokens, tuple(rest), spec, PrefixCopy(2, num_tokens))
+    anew = RowPlan(7, 0, tuple(known), spec)
+    in_place = RowPlan(2, num_tokens, tuple(rest), spec, PrefixCopy(2, num_tokens))
+    engine.execute(StepPlan((beside, from_another, anew)))
+    source, copied, computed = engine._logits[:3].clone()
+    engine.execute(StepPlan((in_place,)))
+    assert same_bits([copied, engine._logits[0]], [computed, computed])
+    engine.execute(StepPlan((RowPlan(2, 0, (*prompt, 5), beside.sample),)))
+    assert same_bits([source], [engine._logits[0]])
+
+
+def test_the_engine_says_what_it_is(engines):
     info = engines("llama").info
-    image = tiny_image("llama")
     assert (info.engine, info.row_independent) == ("fused", True)
-    assert info.device == "cpu (int8 weights, int16 activations, fp16 KV, AVX2)"
-    assert info.kv_bytes == 32 * tiny.CONTEXT_TOKENS * image.kv_bytes_per_token // 2  # fp16
+    assert info.device == "cpu (4-bit and int8 weights, int8 and int16 activations, int8 KV, AVX2)"
+    heads = 2 * LAYERS * 32 * tiny.CONTEXT_TOKENS * KV_HEADS  # keys and values
+    assert info.kv_bytes == heads * (HEAD_DIM + 4)  # int8, and an fp32 scale
     assert info.digest != engines("qwen2").info.digest
 
 
@@ -264,6 +330,7 @@ def changed(image: ModelImage, folder, **config: object) -> ModelImage:
         ({"rope_parameters": {"rope_type": "yarn"}}, "rotary embeddings of type 'yarn'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary embeddings of a share of 0.5 of the head"),
         ({"intermediate_size": 62}, "intermediate_size 62, which is no multiple of 8"),
+        ({"head_dim": 640}, "head_dim 640, which is over 512"),
         (
             {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["chunked_attention"] * 3},
             "layers of chunked_attention",

@@ -1,164 +1,247 @@
-// Attention in fp32 over fp16 keys and values, in AVX2, F16C and FMA.
+// Attention over int8 keys and values, in AVX2; see attention.h for the layout and the order of sums.
 #include "attention.h"
 
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
-#include <vector>
+#include <memory>
 
+#include "linear.h"
 #include "rows.h"
 
 namespace fused {
 namespace {
 
-constexpr int kMaxGroup = 3;      // query heads at once: with 4 blocks or 4 vectors 12 sums, the registers' limit
-constexpr int kScoreBlocks = 4;   // blocks of positions at once
-constexpr int kWideVectors = 4;   // vectors of the head's dimensions at once
+constexpr int kMaxGroup = 3;     // query heads at once: with 4 blocks or 4 vectors 12 sums, the registers' limit
+constexpr int kScoreBlocks = 4;  // blocks of positions at once
+constexpr int kWideVectors = 4;  // vectors of the head's dimensions at once
+constexpr int kKvRange = 127;
+
+// The memory of one layer, row and KV head.
+struct Run {
+    int8_t *keys, *values;
+    float *key_scales, *value_scales;
+};
+
+inline int64_t run_bytes(const FusedModel &model) {
+    return padded_context(model) * (2 * model.head_dim + 2 * static_cast<int64_t>(sizeof(float)));
+}
+
+inline Run run_of(const FusedModel &model, int layer, int row, int kv_head) {
+    const int64_t index = (static_cast<int64_t>(layer) * model.num_rows + row) * model.kv_heads + kv_head;
+    const int64_t context = padded_context(model), width = context * model.head_dim;
+    uint8_t *start = model.cache + index * run_bytes(model);
+    float *scales = reinterpret_cast<float *>(start + 2 * width);
+    return {reinterpret_cast<int8_t *>(start), reinterpret_cast<int8_t *>(start + width), scales, scales + context};
+}
 
 // One call: `Group` query heads of one KV head over positions [first, end).
 struct Span {
-    const uint16_t *keys, *values;
-    const float *queries;  // (Group, head_dim)
-    float *scores;         // (Group, stride)
-    float *outputs;        // (Group, head_dim)
+    Run run;
+    const int16_t *queries;      // (Group, head_dim)
+    float query_scales[kMaxGroup];
+    float *scores;               // (Group, slots)
+    int16_t *weights;            // (Group, slots)
+    float *outputs;              // (Group, head_dim)
     int first, end, head_dim;
-    int64_t stride;
+    int64_t slots;
 };
 
-inline __m256 widen(const uint16_t *halves) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(halves)));
+// sums += pairs of int8 numbers, widened, x one pair of int16 numbers. Written out to keep the sums in their registers.
+inline void multiply_add(__m256i &sums, __m256i numbers, __m256i pair) {
+    __m256i products;
+    asm("vpmaddwd %2, %1, %0" : "=x"(products) : "x"(numbers), "x"(pair));
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
+}
+
+inline __m256i broadcast_pair(const int16_t *pair) {
+    int32_t both;
+    std::memcpy(&both, pair, sizeof both);
+    return _mm256_set1_epi32(both);
+}
+
+inline __m256i widen(const int8_t *numbers) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(numbers)));
 }
 
 // Scores of `Blocks` blocks from `block` on, unmasked.
 template <int Group, int Blocks>
-inline void score(const Span &span, int block, float scale) {
-    __m256 sums[Group][Blocks];
+inline void score(const Span &span, int block) {
+    __m256i sums[Group][Blocks];
     for (auto &head : sums)
-        for (auto &sum : head) sum = _mm256_setzero_ps();
-    const int64_t block_halves = static_cast<int64_t>(span.head_dim) * kSlotBlock;
-    const uint16_t *keys = span.keys + block * block_halves;
-    for (int d = 0; d < span.head_dim; ++d) {
-        __m256 queries[Group];
-        for (int g = 0; g < Group; ++g) queries[g] = _mm256_broadcast_ss(span.queries + g * span.head_dim + d);
+        for (auto &sum : head) sum = _mm256_setzero_si256();
+    const int64_t block_bytes = static_cast<int64_t>(span.head_dim) * kSlotBlock;
+    const int8_t *keys = span.run.keys + block * block_bytes;
+    const int16_t *queries = span.queries, *const end = queries + span.head_dim;
+#pragma GCC unroll 1
+    for (; queries != end; queries += 2, keys += 2 * kSlotBlock) {
+        __m256i pairs[Group];
+        for (int g = 0; g < Group; ++g) pairs[g] = broadcast_pair(queries + g * span.head_dim);
 #pragma GCC unroll 4
         for (int b = 0; b < Blocks; ++b) {
-            const __m256 key = widen(keys + b * block_halves + d * kSlotBlock);
-            for (int g = 0; g < Group; ++g) sums[g][b] = _mm256_fmadd_ps(key, queries[g], sums[g][b]);
+            const __m256i numbers = widen(keys + b * block_bytes);
+            for (int g = 0; g < Group; ++g) multiply_add(sums[g][b], numbers, pairs[g]);
         }
     }
-    for (int g = 0; g < Group; ++g)
-        for (int b = 0; b < Blocks; ++b) {
-            float *out = span.scores + g * span.stride + static_cast<int64_t>(block + b) * kSlotBlock;
-            _mm256_storeu_ps(out, _mm256_mul_ps(sums[g][b], _mm256_set1_ps(scale)));
+    for (int b = 0; b < Blocks; ++b) {
+        const __m256 key_scales = _mm256_loadu_ps(span.run.key_scales + (block + b) * kSlotBlock);
+        for (int g = 0; g < Group; ++g) {
+            const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[g][b]), key_scales);
+            float *out = span.scores + g * span.slots + static_cast<int64_t>(block + b) * kSlotBlock;
+            _mm256_storeu_ps(out, _mm256_mul_ps(scaled, _mm256_set1_ps(span.query_scales[g])));
         }
+    }
 }
 
-// Turns scores into weights e^(score - highest) and returns their sum; masked positions weigh 0.
-float weigh(float *scores, int first, int end) {
-    const int first_block = first / kSlotBlock, last_block = (end - 1) / kSlotBlock;
-    for (int slot = first_block * kSlotBlock; slot < first; ++slot) scores[slot] = -INFINITY;
-    for (int slot = end; slot < (last_block + 1) * kSlotBlock; ++slot) scores[slot] = -INFINITY;
+inline float highest_lane(__m256 lanes) {
+    alignas(32) float numbers[8];
+    _mm256_store_ps(numbers, lanes);
+    return *std::max_element(numbers, numbers + 8);
+}
+
+// Turns scores into e^(score - highest) x value scale as int16, masked positions into 0. Returns what undoes the
+// quantization and divides by the sum of the softmax: NaN where a score is.
+float weigh(const Span &span, float *scores, int16_t *weights) {
+    const int first_slot = span.first / kSlotBlock * kSlotBlock;
+    const int last_slot = (span.end + kSlotBlock - 1) / kSlotBlock * kSlotBlock;
+    std::fill(scores + first_slot, scores + span.first, -INFINITY);
+    std::fill(scores + span.end, scores + last_slot, -INFINITY);
     __m256 highest = _mm256_set1_ps(-INFINITY);
-    for (int block = first_block; block <= last_block; ++block)
-        highest = _mm256_max_ps(highest, _mm256_loadu_ps(scores + block * kSlotBlock));
-    alignas(32) float lanes[8];
-    _mm256_store_ps(lanes, highest);
-    const __m256 top = _mm256_set1_ps(*std::max_element(lanes, lanes + 8));
+    for (int slot = first_slot; slot < last_slot; slot += 8)
+        highest = _mm256_max_ps(highest, _mm256_loadu_ps(scores + slot));
+    const __m256 top = _mm256_set1_ps(highest_lane(highest));
     __m256 sums = _mm256_setzero_ps();
-    for (int block = first_block; block <= last_block; ++block) {
-        const __m256 weights = exponential(_mm256_sub_ps(_mm256_loadu_ps(scores + block * kSlotBlock), top));
-        _mm256_storeu_ps(scores + block * kSlotBlock, weights);
-        sums = _mm256_add_ps(sums, weights);
+    for (int slot = first_slot; slot < last_slot; slot += 8) {
+        const __m256 numbers = exponential(_mm256_sub_ps(_mm256_loadu_ps(scores + slot), top));
+        sums = _mm256_add_ps(sums, numbers);
+        _mm256_storeu_ps(scores + slot, _mm256_mul_ps(numbers, _mm256_loadu_ps(span.run.value_scales + slot)));
     }
-    return fold(sums);
+    // Scales behind the position are anything; NaN x 0 would spread.
+    std::fill(scores + first_slot, scores + span.first, 0.0f);
+    std::fill(scores + span.end, scores + last_slot, 0.0f);
+    const float scale = quantize(scores + first_slot, last_slot - first_slot, kRange, weights + first_slot);
+    return scale / fold(sums);
 }
 
 // Weighted sums of `Vectors` vectors of the values from dimension `d` on.
 template <int Group, int Vectors>
-inline void blend(const Span &span, int d, const float *totals) {
-    __m256 sums[Group][Vectors];
-    for (auto &head : sums)
-        for (auto &sum : head) sum = _mm256_setzero_ps();
-    const uint16_t *values = span.values + static_cast<int64_t>(span.first) * span.head_dim + d;
-    for (int slot = span.first; slot < span.end; ++slot, values += span.head_dim) {
-        __m256 weights[Group];
-        for (int g = 0; g < Group; ++g) weights[g] = _mm256_broadcast_ss(span.scores + g * span.stride + slot);
+inline void blend(const Span &span, int d, const float *factors) {
+    __m256 totals[Group][Vectors];
+    for (auto &head : totals)
+        for (auto &total : head) total = _mm256_setzero_ps();
+    const int first = span.first / 2 * 2, end = (span.end + 1) / 2 * 2;
+    for (int begin = first; begin < end; begin = (begin / kSpan + 1) * kSpan) {
+        const int stop = std::min(end, (begin / kSpan + 1) * kSpan);
+        __m256i sums[Group][Vectors];
+        for (auto &head : sums)
+            for (auto &sum : head) sum = _mm256_setzero_si256();
+        const int8_t *values = span.run.values + static_cast<int64_t>(begin) * span.head_dim + 2 * d;
+        const int16_t *weights = span.weights + begin, *const last = span.weights + stop;
+#pragma GCC unroll 1
+        for (; weights != last; weights += 2, values += 2 * span.head_dim) {
+            __m256i pairs[Group];
+            for (int g = 0; g < Group; ++g) pairs[g] = broadcast_pair(weights + g * span.slots);
 #pragma GCC unroll 4
-        for (int v = 0; v < Vectors; ++v) {
-            const __m256 value = widen(values + v * 8);
-            for (int g = 0; g < Group; ++g) sums[g][v] = _mm256_fmadd_ps(weights[g], value, sums[g][v]);
+            for (int v = 0; v < Vectors; ++v) {
+                const __m256i numbers = widen(values + v * 16);
+                for (int g = 0; g < Group; ++g) multiply_add(sums[g][v], numbers, pairs[g]);
+            }
         }
+        for (int g = 0; g < Group; ++g)
+            for (int v = 0; v < Vectors; ++v)
+                totals[g][v] = _mm256_add_ps(totals[g][v], _mm256_cvtepi32_ps(sums[g][v]));
     }
     for (int g = 0; g < Group; ++g)
         for (int v = 0; v < Vectors; ++v)
             _mm256_storeu_ps(span.outputs + g * span.head_dim + d + v * 8,
-                             _mm256_div_ps(sums[g][v], _mm256_set1_ps(totals[g])));
+                             _mm256_mul_ps(totals[g][v], _mm256_set1_ps(factors[g])));
 }
 
 template <int Group>
 void attend_group(const Span &span) {
-    const float scale = 1.0f / std::sqrt(static_cast<float>(span.head_dim));
     const int last_block = (span.end - 1) / kSlotBlock;
     int block = span.first / kSlotBlock;
-    for (; block + kScoreBlocks <= last_block + 1; block += kScoreBlocks) score<Group, kScoreBlocks>(span, block, scale);
-    for (; block <= last_block; ++block) score<Group, 1>(span, block, scale);
-    float totals[Group];
-    for (int g = 0; g < Group; ++g) totals[g] = weigh(span.scores + g * span.stride, span.first, span.end);
+    for (; block + kScoreBlocks <= last_block + 1; block += kScoreBlocks) score<Group, kScoreBlocks>(span, block);
+    for (; block <= last_block; ++block) score<Group, 1>(span, block);
+    float factors[Group];
+    for (int g = 0; g < Group; ++g)
+        factors[g] = weigh(span, span.scores + g * span.slots, span.weights + g * span.slots);
     int d = 0;
-    for (; d + kWideVectors * 8 <= span.head_dim; d += kWideVectors * 8) blend<Group, kWideVectors>(span, d, totals);
-    for (; d < span.head_dim; d += 8) blend<Group, 1>(span, d, totals);
+    for (; d + kWideVectors * 8 <= span.head_dim; d += kWideVectors * 8) blend<Group, kWideVectors>(span, d, factors);
+    for (; d < span.head_dim; d += 8) blend<Group, 1>(span, d, factors);
 }
-
-inline int64_t run_halves(const FusedModel &model) { return padded_context(model) * model.head_dim; }
-
-inline int64_t run_start(const FusedModel &model, int layer, int row, int kv_head) {
-    return ((static_cast<int64_t>(layer) * model.num_rows + row) * model.kv_heads + kv_head) * run_halves(model);
-}
-
-inline uint16_t narrow(float value) { return static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
 
 }  // namespace
 
+int64_t cache_bytes(const FusedModel &model) {
+    return static_cast<int64_t>(model.num_layers) * model.num_rows * model.kv_heads * run_bytes(model);
+}
+
 void store_kv(const FusedModel &model, int layer, int row, int position, const float *keys, const float *values) {
     const int dim = model.head_dim;
+    int16_t numbers[kMaxHeadDim];
     for (int kv_head = 0; kv_head < model.kv_heads; ++kv_head, keys += dim, values += dim) {
-        const int64_t start = run_start(model, layer, row, kv_head);
-        uint16_t *block = model.keys + start + static_cast<int64_t>(position / kSlotBlock) * kSlotBlock * dim;
-        uint16_t *value = model.values + start + static_cast<int64_t>(position) * dim;
-        for (int d = 0; d < dim; ++d) {
-            block[d * kSlotBlock + position % kSlotBlock] = narrow(keys[d]);
-            value[d] = narrow(values[d]);
+        const Run run = run_of(model, layer, row, kv_head);
+        run.key_scales[position] = quantize(keys, dim, kKvRange, numbers);
+        int8_t *key = run.keys + static_cast<int64_t>(position / kSlotBlock) * kSlotBlock * dim;
+        key += position % kSlotBlock * 2;
+        for (int d = 0; d < dim; d += 2, key += 2 * kSlotBlock) {
+            key[0] = static_cast<int8_t>(numbers[d]);
+            key[1] = static_cast<int8_t>(numbers[d + 1]);
         }
+        run.value_scales[position] = quantize(values, dim, kKvRange, numbers);
+        int8_t *value = run.values + static_cast<int64_t>(position / 2) * 2 * dim + position % 2;
+        for (int d = 0; d < dim; ++d) value[2 * d] = static_cast<int8_t>(numbers[d]);
     }
 }
 
-int64_t attention_scratch(const FusedModel &model) { return kMaxGroup * padded_context(model); }
+void copy_kv(const FusedModel &model, int layer, int kv_head, int from_row, int to_row, int count) {
+    const Run from = run_of(model, layer, from_row, kv_head), to = run_of(model, layer, to_row, kv_head);
+    const int64_t slots = (count + kSlotBlock - 1) / kSlotBlock * kSlotBlock;  // whole blocks: what is too much is masked
+    std::memcpy(to.keys, from.keys, slots * model.head_dim);
+    std::memcpy(to.values, from.values, slots * model.head_dim);
+    std::memcpy(to.key_scales, from.key_scales, slots * sizeof(float));
+    std::memcpy(to.value_scales, from.value_scales, slots * sizeof(float));
+}
+
+// Of one query head: quantize fills up to whole groups, from any block on.
+inline int64_t scratch_slots(const FusedModel &model) { return padded_context(model) + kGroup; }
+
+int64_t attention_scratch(const FusedModel &model) {
+    return kMaxGroup * (scratch_slots(model) * (sizeof(float) + sizeof(int16_t)) + kMaxHeadDim * sizeof(int16_t));
+}
 
 void attend(const FusedModel &model, int layer, int row, int kv_head, int position, const float *queries,
-            float *outputs, float *scratch) {
+            float *outputs, uint8_t *scratch) {
     constexpr void (*kGroups[kMaxGroup])(const Span &) = {attend_group<1>, attend_group<2>, attend_group<3>};
-    const int window = model.layers[layer].window;
-    const int64_t start = run_start(model, layer, row, kv_head);
-    Span span{model.keys + start, model.values + start, queries, scratch, outputs,
-              window > 0 ? std::max(0, position - window + 1) : 0, position + 1, model.head_dim,
-              padded_context(model)};
+    const int window = model.layers[layer].window, dim = model.head_dim;
+    const int64_t slots = scratch_slots(model);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    float *scores = reinterpret_cast<float *>(scratch);
+    int16_t *weights = reinterpret_cast<int16_t *>(scores + kMaxGroup * slots);
+    int16_t *numbers = weights + kMaxGroup * slots;
+    Span span{run_of(model, layer, row, kv_head), numbers, {}, scores, weights, outputs,
+              window > 0 ? std::max(0, position - window + 1) : 0, position + 1, dim, slots};
     const int heads = model.heads / model.kv_heads;
     const int groups = (heads + kMaxGroup - 1) / kMaxGroup;
     for (int i = 0; i < groups; ++i) {
         const int first = heads * i / groups, last = heads * (i + 1) / groups;
-        span.queries = queries + static_cast<int64_t>(first) * model.head_dim;
-        span.outputs = outputs + static_cast<int64_t>(first) * model.head_dim;
+        for (int head = first; head < last; ++head) {
+            const float *query = queries + static_cast<int64_t>(head) * dim;
+            span.query_scales[head - first] =
+                scale * quantize(query, dim, kRange, numbers + (head - first) * dim);
+        }
+        span.outputs = outputs + static_cast<int64_t>(first) * dim;
         kGroups[last - first - 1](span);
     }
 }
 
 }  // namespace fused
 
-extern "C" int64_t fused_cache_halves(const FusedModel *model) {
-    return fused::run_start(*model, model->num_layers, 0, 0);
-}
+extern "C" int64_t fused_cache_bytes(const FusedModel *model) { return fused::cache_bytes(*model); }
 
 extern "C" void fused_store_kv(const FusedModel *model, int32_t layer, int32_t row, int32_t position, const float *key,
                                const float *value) {
@@ -167,9 +250,9 @@ extern "C" void fused_store_kv(const FusedModel *model, int32_t layer, int32_t r
 
 extern "C" void fused_attend(const FusedModel *model, int32_t layer, int32_t row, int32_t position,
                              const float *queries, float *outputs) {
-    std::vector<float> scratch(fused::attention_scratch(*model));
+    const auto scratch = std::make_unique<uint8_t[]>(fused::attention_scratch(*model));
     const int64_t width = static_cast<int64_t>(model->heads / model->kv_heads) * model->head_dim;
     for (int kv_head = 0; kv_head < model->kv_heads; ++kv_head)
         fused::attend(*model, layer, row, kv_head, position, queries + kv_head * width, outputs + kv_head * width,
-                      scratch.data());
+                      scratch.get());
 }

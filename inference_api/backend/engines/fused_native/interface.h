@@ -8,13 +8,14 @@
 
 extern "C" {
 
-// A linear layer, quantized and packed by fused_pack.
+// A linear layer, packed by fused_pack.
 struct FusedLinear {
-    const int8_t *weights;  // blocks of 16 outputs, see linear.h
-    const float *scales;    // (outputs)
-    const float *bias;      // (outputs), or null
+    const uint8_t *weights;  // blocks of 16 outputs, see linear_eight.cpp and linear_four.cpp
+    const float *bias;       // (outputs), or null
     int32_t outputs;
     int32_t inputs;
+    int32_t bits;            // of a weight: 8 or 4
+    int32_t unused;
 };
 
 struct FusedLayer {
@@ -42,13 +43,18 @@ struct FusedModel {
     const float *final_norm;   // (hidden)
     const float *cosines;      // (context, head_dim / 2)
     const float *sines;        // (context, head_dim / 2)
-    uint16_t *keys;            // fp16, fused_cache_halves each; see attention.h
-    uint16_t *values;
+    uint8_t *cache;            // fused_cache_bytes, aligned to 32; see attention.h
 };
 
-// One step: tokens of a row are neighbours and ascend by position; what a row's KV lacks comes before what reads it.
+// Positions [0, count) of one row for another, or for itself, which is nothing to do.
+struct FusedCopy {
+    int32_t from_row, to_row, count, unused;
+};
+
+// One step: copies first, then tokens; tokens of a row are neighbours and ascend by position; what a row's KV lacks comes before what reads it.
 struct FusedStep {
-    int32_t num_tokens, num_outputs;
+    int32_t num_tokens, num_outputs, num_copies, unused;
+    const FusedCopy *copies;   // (num_copies), from rows that none of them writes
     const int32_t *token_ids;  // (num_tokens)
     const int32_t *rows;       // (num_tokens)
     const int32_t *positions;  // (num_tokens)
@@ -62,23 +68,32 @@ struct FusedEngine;
 // Copies *model and starts its threads; null if memory or threads are lacking.
 FusedEngine *fused_open(const FusedModel *model);
 void fused_step(FusedEngine *engine, const FusedStep *step);
+
+// The `count` highest logits of each of `num_wishes` rows, and where temperatures[i] > 0 the row's weights; see select.h.
+// logits (any, vocab); rows, temperatures (num_wishes); values, ids (num_wishes, count); block_weights (num_wishes,
+// blocks of 64 ids). Returns 0 if memory is lacking.
+int32_t fused_select(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_wishes, const int32_t *rows,
+                     int32_t count, const float *temperatures, float *values, int32_t *ids, double *block_weights);
 void fused_close(FusedEngine *engine);
 
-int64_t fused_struct_bytes(int32_t which);  // 0: FusedLinear, 1: FusedLayer, 2: FusedModel, 3: FusedStep
-int64_t fused_packed_bytes(int32_t outputs, int32_t inputs);
-int64_t fused_cache_halves(const FusedModel *model);
-int32_t fused_activation_range(int32_t inputs);
+int64_t fused_struct_bytes(int32_t which);  // FusedLinear, FusedLayer, FusedModel, FusedCopy, FusedStep: 0 to 4
+int64_t fused_cache_bytes(const FusedModel *model);
 
-// Quantizes weights (outputs, inputs) to int8 by output and packs them.
-void fused_pack(const float *weights, int32_t outputs, int32_t inputs, int8_t *packed, float *scales);
+// Returns 4 if every 32 weights of an output lie on 16 levels, as they do in a model that was quantized so: then four
+// bits lose nothing. Else 8.
+int32_t fused_weight_bits(const float *weights, int32_t outputs, int32_t inputs);
+int64_t fused_packed_bytes(int32_t bits, int32_t outputs, int32_t inputs);
+
+// Packs weights (outputs, inputs) in so many bits.
+void fused_pack(int32_t bits, const float *weights, int32_t outputs, int32_t inputs, uint8_t *packed);
 
 // The parts of a step by themselves, for tests and measurements; one thread.
 float fused_quantize(const float *values, int32_t count, int32_t range, int16_t *quantized);
-void fused_linear(const FusedLinear *linear, const int16_t *inputs, const float *input_scales, int32_t rows,
-                  int32_t stride, float *outputs);
+void fused_quantize_groups(const float *values, int32_t count, int8_t *quantized, float *scales, float *sums);
+int32_t fused_linear(const FusedLinear *linear, const float *inputs, int32_t rows, float *outputs);  // 0: no memory
 void fused_store_kv(const FusedModel *model, int32_t layer, int32_t row, int32_t position, const float *key,
                     const float *value);
 void fused_attend(const FusedModel *model, int32_t layer, int32_t row, int32_t position, const float *queries,
                   float *outputs);
-double fused_peak_macs(int64_t instructions);  // multiply-accumulates a second of one thread that does nothing else
+double fused_peak_macs(int32_t bits, int64_t instructions);  // a second of one thread that does nothing else
 }

@@ -1,43 +1,79 @@
-// Linear layers of int8 weights and int16 activations, exact in int32; one instruction set a file.
+// Linear layers over quantized rows; one number of bits and one instruction set a file.
 //
-// Invariant: a row's result depends on that row alone. Products and sums are integers that cannot overflow (see
-// activation_range), so that no order, tiling or number of rows can change a bit; the one fp32 expression behind them
-// is the same for every tile.
+// Invariant: a row's result depends on that row alone. What is summed in integers cannot overflow, so that no order,
+// tiling or number of rows can change a bit; what is summed in fp32 is summed in one order, by the same expression in
+// every tile.
+//
+// Either way every group of 32 weights of an output has a scale, and the sum of a group's products is exact. Eight bits:
+// activations are int16 with one scale a row. Four bits: a group of weights also has a lowest level, and a group of 32
+// activations is int8 with a scale.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "interface.h"
 
 namespace fused {
 
 constexpr int kBlock = 16;  // outputs that are computed together
-constexpr int kMaxWeight = 127;
+constexpr int kGroup = 32;  // inputs that share a scale
+constexpr int kRange = 32767;  // of int16 activations
 
 inline int num_blocks(int outputs) { return (outputs + kBlock - 1) / kBlock; }
+inline int num_groups(int inputs) { return (inputs + kGroup - 1) / kGroup; }
 
-// int16 numbers of one quantized row: whole vectors, the end zero.
-inline int padded(int count) { return (count + 15) / 16 * 16; }
+// Numbers of one quantized row: whole vectors, the end zero.
+inline int padded(int count) { return (count + kGroup - 1) / kGroup * kGroup; }
 
-// The largest activation for which the sum of `inputs` products with weights up to 127 still fits an int32:
-// 29,357 at 576 inputs, 11,008 at 1,536. Never above what an int16 holds.
-int activation_range(int inputs);
+// Rows of quantized activations.
+struct Activations {
+    char *numbers;  // (rows, row_bytes): int16 for eight bits, int8 for four
+    float *scales;  // (rows, row_groups): with eight bits the first of a row alone
+    float *sums;    // (rows, row_groups): scale x sum of the group; four bits only
+    int64_t row_bytes;
+    int64_t row_groups;
+
+    // Quantizes `values` (linear.inputs) as the layer takes them.
+    void set(int row, const float *values, const FusedLinear &linear) const;
+};
 
 // What a kernel computes: blocks [first, last) of a linear layer for all rows.
 struct LinearTask {
     const FusedLinear *linear;
-    const int16_t *inputs;  // (rows, stride), quantized
-    const float *scales;    // (rows)
+    Activations inputs;
     int rows;
-    int stride;    // of the inputs
     float *outputs;  // (rows, linear->outputs)
-    bool add;      // to what stands there, instead of replacing it
+    bool add;        // to what stands there, instead of replacing it
 };
 
-using LinearKernel = void (*)(const LinearTask &task, int first_block, int last_block);
+// Writes 16 outputs of a row, less those behind the last, with the bias.
+inline void store_block(const LinearTask &task, int row, int block, float *totals) {
+    const FusedLinear &linear = *task.linear;
+    const int first = block * kBlock, count = linear.outputs - first;
+    float *out = task.outputs + static_cast<int64_t>(row) * linear.outputs + first;
+    if (linear.bias != nullptr)
+        for (int i = 0; i < kBlock && i < count; ++i) totals[i] += linear.bias[first + i];
+    if (task.add)
+        for (int i = 0; i < kBlock && i < count; ++i) totals[i] = out[i] + totals[i];
+    if (count >= kBlock)
+        std::memcpy(out, totals, kBlock * sizeof(float));
+    else
+        std::memcpy(out, totals, count * sizeof(float));
+}
 
-// The table of kernels: the one for AVX2. One for another instruction set has its own packing beside it.
-void linear_avx2(const LinearTask &task, int first_block, int last_block);
-constexpr LinearKernel linear_kernel = linear_avx2;
+void linear_eight(const LinearTask &task, int first_block, int last_block);
+void linear_four(const LinearTask &task, int first_block, int last_block);
+
+inline void run_linear(const LinearTask &task, int first_block, int last_block) {
+    (task.linear->bits == 4 ? linear_four : linear_eight)(task, first_block, last_block);
+}
+
+// Bytes and packing of either kind; see fused_pack.
+int64_t packed_bytes_eight(int outputs, int inputs);
+int64_t packed_bytes_four(int outputs, int inputs);
+void pack_eight(const float *weights, int outputs, int inputs, uint8_t *packed);
+void pack_four(const float *weights, int outputs, int inputs, uint8_t *packed);
+bool fits_four(const float *weights, int outputs, int inputs);
 
 }  // namespace fused

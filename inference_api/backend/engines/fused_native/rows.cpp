@@ -42,7 +42,7 @@ void rms_norm(const float *values, const float *weights, int count, float epsilo
     __m256 squares = _mm256_setzero_ps();
     for (int i = 0; i < count; i += 8) {
         const __m256 x = _mm256_loadu_ps(values + i);
-        squares = _mm256_fmadd_ps(x, x, squares);
+        squares = _mm256_add_ps(squares, _mm256_mul_ps(x, x));
     }
     const __m256 factor = _mm256_set1_ps(1.0f / std::sqrt(fold(squares) / static_cast<float>(count) + epsilon));
     for (int i = 0; i < count; i += 8) {
@@ -70,6 +70,33 @@ float quantize(const float *values, int count, int range, int16_t *out) {
     return largest / static_cast<float>(range);
 }
 
+void quantize_groups(const float *values, int count, int8_t *out, float *scales, float *sums) {
+    constexpr int kRange = 127;
+    // vpackssdw and vpacksswb work within halves of a register; this order of four bytes each undoes it.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int first = 0; first < count; first += kGroup, values += kGroup, out += kGroup, ++scales, ++sums) {
+        const int32_t bits = largest_bits(values, kGroup);
+        float largest;
+        std::memcpy(&largest, &bits, sizeof largest);
+        if (bits >= kInfinityBits || largest < kTiniest) {
+            std::memset(out, 0, kGroup);
+            *scales = *sums = bits >= kInfinityBits ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+            continue;
+        }
+        const __m256 inverses = _mm256_set1_ps(static_cast<float>(kRange) / largest);
+        __m256i rounded[4];
+        for (int i = 0; i < 4; ++i)
+            rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values + 8 * i), inverses));
+        const __m256i total = _mm256_add_epi32(_mm256_add_epi32(rounded[0], rounded[1]),
+                                               _mm256_add_epi32(rounded[2], rounded[3]));
+        const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]),
+                                                  _mm256_packs_epi32(rounded[2], rounded[3]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm256_permutevar8x32_epi32(packed, order));
+        *scales = largest / static_cast<float>(kRange);
+        *sums = *scales * fold(_mm256_cvtepi32_ps(total));  // small integers: exact
+    }
+}
+
 void rotate(float *head, const float *cosines, const float *sines, int head_dim) {
     const int half = head_dim / 2;
     for (int i = 0; i < half; ++i) {
@@ -94,4 +121,9 @@ bool all_finite(const float *values, int count) { return largest_bits(values, co
 
 extern "C" float fused_quantize(const float *values, int32_t count, int32_t range, int16_t *quantized) {
     return fused::quantize(values, count, range, quantized);
+}
+
+extern "C" void fused_quantize_groups(const float *values, int32_t count, int8_t *quantized, float *scales,
+                                      float *sums) {
+    fused::quantize_groups(values, count, quantized, scales, sums);
 }

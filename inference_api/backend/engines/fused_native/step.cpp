@@ -4,6 +4,7 @@
 // tokens x KV heads. A step of more than kTileTokens tokens runs tile by tile through the whole model, so that the
 // work space is allocated once; tiles cannot change a bit, for no token's arithmetic depends on its company.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -14,12 +15,13 @@
 #include "interface.h"
 #include "linear.h"
 #include "rows.h"
+#include "select.h"
 #include "team.h"
 
 namespace fused {
 
 constexpr int kTileTokens = 128;  // their activations fit a core's second-level cache
-constexpr int kSharesAMember = 8;  // of a linear layer: enough that a disturbed core does not hold up the others
+constexpr int kSharesAMember = 8;  // of a stage: enough that a disturbed core does not hold up the others
 
 // A part of a step: tokens [first, first + count).
 struct Tile {
@@ -43,8 +45,11 @@ struct FusedEngine {
           hidden(static_cast<int64_t>(kTileTokens) * model.hidden),
           wide(static_cast<int64_t>(kTileTokens) * std::max(qkv_width, 2 * model.intermediate)),
           attended(static_cast<int64_t>(kTileTokens) * std::max(attention_width, model.hidden)),
-          quantized(static_cast<int64_t>(kTileTokens) * quantized_width),
-          scales(kTileTokens),
+          numbers(kTileTokens * quantized_width * sizeof(int16_t)),
+          scales(kTileTokens * num_groups(quantized_width)),
+          sums(scales.size()),
+          quantized{numbers.data(), scales.data(), sums.data(),
+                    static_cast<int64_t>(quantized_width * sizeof(int16_t)), num_groups(quantized_width)},
           scratch(static_cast<size_t>(model.num_threads)),
           team(model.num_threads) {
         for (auto &part : scratch) part.resize(attention_scratch(model));
@@ -52,6 +57,7 @@ struct FusedEngine {
 
     void run(const FusedStep &step) {
         team.run([&](Team::Member &member) {
+            for (int i = 0; i < step.num_copies; ++i) copy(step.copies[i], member);
             int output = 0;
             for (int first = 0; first < step.num_tokens; first += kTileTokens) {
                 const Tile tile{&step, first, std::min(kTileTokens, step.num_tokens - first)};
@@ -64,7 +70,23 @@ struct FusedEngine {
         });
     }
 
+    template <typename Each>
+    void share_out(int total, Each each) {
+        team.run([&](Team::Member &member) {
+            member.share(total, 1, [&](int first, int last) {
+                for (int i = first; i < last; ++i) each(i);
+            });
+        });
+    }
+
   private:
+    void copy(const FusedCopy &copy, Team::Member &member) {
+        if (copy.from_row == copy.to_row) return;
+        member.share(model.num_layers * model.kv_heads, 1, [&](int unit, int) {
+            copy_kv(model, unit / model.kv_heads, unit % model.kv_heads, copy.from_row, copy.to_row, copy.count);
+        });
+    }
+
     void run_layers(const Tile &tile, Team::Member &member) {
         for_tokens(tile, member, [&](int token) {
             const float *row = model.embedding + static_cast<int64_t>(tile.token_id(token)) * model.hidden;
@@ -76,14 +98,14 @@ struct FusedEngine {
             linear(layer.qkv, tile.count, wide.data(), false, member);
             for_tokens(tile, member, [&](int token) { place(tile, token, index); });
             attend_all(tile, index, member);
-            for_tokens(tile, member, [&](int token) { quantize_for(token, attended_of(token), layer.output); });
+            for_tokens(tile, member, [&](int token) { quantized.set(token, attended_of(token), layer.output); });
             linear(layer.output, tile.count, hidden.data(), true, member);
             for_tokens(tile, member, [&](int token) { norm_and_quantize(token, layer.mlp_norm, layer.gate_up); });
             linear(layer.gate_up, tile.count, wide.data(), false, member);
             for_tokens(tile, member, [&](int token) {
                 float *gates = wide.data() + static_cast<int64_t>(token) * 2 * model.intermediate;
                 gate(gates, gates + model.intermediate, model.intermediate);
-                quantize_for(token, gates, layer.down);
+                quantized.set(token, gates, layer.down);
             });
             linear(layer.down, tile.count, hidden.data(), true, member);
             if (index + 1 == model.num_layers) break;
@@ -101,22 +123,26 @@ struct FusedEngine {
             const int token = tile.step->outputs[begin + i] - tile.first;
             float *normed = attended.data() + static_cast<int64_t>(i) * model.hidden;
             rms_norm(hidden_of(token), model.final_norm, model.hidden, model.epsilon, normed);
-            quantize_for(i, normed, model.head);
+            quantized.set(i, normed, model.head);
         });
         float *logits = tile.step->logits + static_cast<int64_t>(begin) * model.vocab;
         linear(model.head, end - begin, logits, false, member);
     }
 
+    // Units that a member takes at once, of so many in a stage.
+    int share_of(int units) const { return std::max(1, units / (kSharesAMember * team.size())); }
+
     template <typename Each>
     void for_tokens(const Tile &tile, Team::Member &member, Each each) {
-        member.share(tile.count, 1, [&](int token, int) { each(token); });
+        member.share(tile.count, share_of(tile.count), [&](int first, int last) {
+            for (int token = first; token < last; ++token) each(token);
+        });
     }
 
     void linear(const FusedLinear &layer, int rows, float *outputs, bool add, Team::Member &member) {
-        const LinearTask task{&layer, quantized.data(), scales.data(), rows, quantized_width, outputs, add};
+        const LinearTask task{&layer, quantized, rows, outputs, add};
         const int blocks = rows > 0 ? num_blocks(layer.outputs) : 0;
-        member.share(blocks, std::max(1, blocks / (kSharesAMember * team.size())),
-                   [&](int first, int last) { linear_kernel(task, first, last); });
+        member.share(blocks, share_of(blocks), [&](int first, int last) { run_linear(task, first, last); });
     }
 
     // Norms and rotates a token's query and key heads, and stores its keys and values.
@@ -138,23 +164,21 @@ struct FusedEngine {
     // KV heads outside, tokens inside: neighbouring shares read the same keys and values.
     void attend_all(const Tile &tile, int index, Team::Member &member) {
         const int64_t group_width = static_cast<int64_t>(attention_width / model.kv_heads);
-        member.share(tile.count * model.kv_heads, 1, [&](int unit, int) {
-            const int kv_head = unit / tile.count, token = unit % tile.count;
-            attend(model, index, tile.row(token), kv_head, tile.position(token),
-                   wide.data() + static_cast<int64_t>(token) * qkv_width + kv_head * group_width,
-                   attended_of(token) + kv_head * group_width, scratch[member.number].data());
+        const int units = tile.count * model.kv_heads;
+        member.share(units, share_of(units), [&](int first, int last) {
+            for (int unit = first; unit < last; ++unit) {
+                const int kv_head = unit / tile.count, token = unit % tile.count;
+                attend(model, index, tile.row(token), kv_head, tile.position(token),
+                       wide.data() + static_cast<int64_t>(token) * qkv_width + kv_head * group_width,
+                       attended_of(token) + kv_head * group_width, scratch[member.number].data());
+            }
         });
     }
 
     void norm_and_quantize(int token, const float *norm, const FusedLinear &next) {
         float *normed = attended.data() + static_cast<int64_t>(token) * model.hidden;
         rms_norm(hidden_of(token), norm, model.hidden, model.epsilon, normed);
-        quantize_for(token, normed, next);
-    }
-
-    void quantize_for(int token, const float *values, const FusedLinear &next) {
-        scales[token] = quantize(values, next.inputs, activation_range(next.inputs),
-                                 quantized.data() + static_cast<int64_t>(token) * quantized_width);
+        quantized.set(token, normed, next);
     }
 
     float *hidden_of(int token) { return hidden.data() + static_cast<int64_t>(token) * model.hidden; }
@@ -165,9 +189,10 @@ struct FusedEngine {
     std::vector<float> hidden;       // (tokens, hidden): the residual stream
     std::vector<float> wide;         // (tokens, qkv) or (tokens, gate and up)
     std::vector<float> attended;     // (tokens, heads x head_dim), or normed rows (tokens, hidden)
-    std::vector<int16_t> quantized;  // (tokens, quantized_width)
-    std::vector<float> scales;       // (tokens)
-    std::vector<std::vector<float>> scratch;  // of the attention, one a member
+    std::vector<char> numbers;       // of `quantized`, which names the next two too
+    std::vector<float> scales, sums;
+    const Activations quantized;
+    std::vector<std::vector<uint8_t>> scratch;  // of the attention, one a member
     Team team;  // last: its threads use all of the above
 };
 
@@ -183,9 +208,27 @@ extern "C" FusedEngine *fused_open(const FusedModel *model) {
 
 extern "C" void fused_step(FusedEngine *engine, const FusedStep *step) { engine->run(*step); }
 
+extern "C" int32_t fused_select(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_wishes,
+                                const int32_t *rows, int32_t count, const float *temperatures, float *values,
+                                int32_t *ids, double *block_weights) {
+    const int64_t blocks = num_select_blocks(vocab);
+    std::atomic<bool> lacking{false};
+    engine->share_out(num_wishes, [&](int i) {
+        try {
+            const int64_t at = static_cast<int64_t>(i) * count;
+            select_row(logits + static_cast<int64_t>(rows[i]) * vocab, vocab, count, temperatures[i], values + at,
+                       ids + at, block_weights + i * blocks);
+        } catch (const std::bad_alloc &) {
+            lacking = true;
+        }
+    });
+    return lacking ? 0 : 1;
+}
+
 extern "C" void fused_close(FusedEngine *engine) { delete engine; }
 
 extern "C" int64_t fused_struct_bytes(int32_t which) {
-    constexpr int64_t kBytes[] = {sizeof(FusedLinear), sizeof(FusedLayer), sizeof(FusedModel), sizeof(FusedStep)};
+    constexpr int64_t kBytes[] = {sizeof(FusedLinear), sizeof(FusedLayer), sizeof(FusedModel), sizeof(FusedCopy),
+                                  sizeof(FusedStep)};
     return kBytes[which];
 }

@@ -1,0 +1,44 @@
+"""Find the 16 levels that a quantized model's weights lie on; at load in PROCESS 2, where torch computes the steps.
+
+GGUF's Q4_0 and Q4_1 give each 32 inputs of an output a scale and a lowest value, and each weight one of 16 levels. A
+model image holds the fp32 numbers that this makes; where they are found to be such, four bits hold them without loss.
+The same rule as `find_levels` of fused_native/linear_four.cpp. Knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+GROUP = 32
+TOP_LEVEL = 15
+TOLERANCE = 1e-6
+"""Of a group's largest weight: what fp32 rounds away when a weight is made of its level."""
+
+
+class Levels(NamedTuple):
+    """A weight (outputs, inputs) = scales x numbers + lowest, by group of inputs."""
+
+    numbers: Tensor
+    """(outputs, groups, GROUP), 0 to TOP_LEVEL."""
+    scales: Tensor
+    """(outputs, groups), of fp16 precision."""
+    lowest: Tensor
+    """(outputs, groups), of fp16 precision."""
+
+
+def find_levels(weight: Tensor) -> Levels | None:
+    """Return the levels of `weight` (outputs, inputs), fp32; None if it does not lie on 16 a group."""
+    outputs, inputs = weight.shape
+    if inputs % GROUP or not weight.isfinite().all():
+        return None
+    grouped = weight.view(outputs, -1, GROUP)
+    lowest, highest = grouped.amin(dim=2), grouped.amax(dim=2)  # (outputs, groups)
+    scales = ((highest - lowest) / TOP_LEVEL).half().float()
+    numbers = ((grouped - lowest.unsqueeze(2)) / scales.unsqueeze(2)).round()
+    numbers = numbers.where(scales.unsqueeze(2) > 0, 0.0)
+    again = scales.unsqueeze(2) * numbers + lowest.unsqueeze(2)
+    largest = lowest.abs().maximum(highest.abs()).unsqueeze(2)
+    fits = (lowest.half().float() == lowest).all() and (numbers <= TOP_LEVEL).all()
+    return Levels(numbers, scales, lowest) if fits and ((again - grouped).abs() <= TOLERANCE * largest).all() else None

@@ -1,0 +1,19 @@
+// The highest logits of a row and its weights by block, for drawing. Knows no rule of sampling and no randomness.
+#pragma once
+
+#include <cstdint>
+
+namespace fused {
+
+constexpr int kSelectBlock = 64;  // sampling_rules.BLOCK
+
+inline int num_select_blocks(int vocab) { return (vocab + kSelectBlock - 1) / kSelectBlock; }
+
+// Writes the `count` highest of logits (vocab), descending, equal ones by ascending id; count is at most vocab, and no
+// logit is NaN. With a temperature above 0 also the sums of exp((logit - highest) / temperature) of each 64 ids, the
+// last block's maybe of fewer. Everything depends on this row alone.
+// Throws std::bad_alloc.
+void select_row(const float *logits, int vocab, int count, float temperature, float *values, int32_t *ids,
+                double *block_weights);
+
+}  // namespace fused

@@ -61,9 +61,7 @@ def check_default_engine(settings: Settings) -> list[Finding]:
 
 def _engine_finding(engine: str, reason: str) -> Finding:
     if engine == "fused" and reason:
-        advice = (
-            "on Debian and Ubuntu: apt-get install g++" if "g++" in reason else "a processor with AVX2, F16C and FMA"
-        )
+        advice = "on Debian and Ubuntu: apt-get install g++" if "g++" in reason else "a processor with AVX2 and F16C"
         return Finding("engine", "warning", f"fused, without its fast library: {reason}", advice)
     return Finding("engine", "ok", f"{engine}, because {reason}" if reason else engine)
 

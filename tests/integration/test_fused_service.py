@@ -25,7 +25,7 @@ def test_the_service_streams_from_the_engine_and_names_it(service: Service) -> N
         chunks = [chunk for chunk in answer.iter_content(chunk_size=None) if chunk]
     assert b"".join(chunks).decode().startswith(" Paris")
     assert len(chunks) > 1
-    assert "fused on cpu (int8 weights" in service.log.read_text()
+    assert "fused on cpu (4-bit and int8 weights" in service.log.read_text()
 
 
 def test_a_text_is_the_same_alone_and_among_31_others(service: Service) -> None:

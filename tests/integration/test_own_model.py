@@ -55,6 +55,8 @@ def test_without_a_compiler_the_fast_engine_serves_in_torch_and_the_card_says_wh
         alone = service.ask(f"/inference/{info['models'][0]}", body)
         asked = [lambda: service.ask(f"/inference/{info['models'][0]}", body)] * 3
         assert in_parallel(asked) == [alone] * 3
-        device = "cpu (int8 weights, int16 activations, fp16 KV, torch), because g++ is not installed"
+        device = (
+            "cpu (4-bit and int8 weights, int8 and int16 activations, int8 KV, torch), because g++ is not installed"
+        )
         assert (info["engine"], info["device"], info["row_independent"]) == ("fused", device, True)
         assert f"fused on {device}, digest " in service.log.read_text()

@@ -224,4 +224,6 @@ def test_ctrl_c_ends_it_at_once_with_0_and_without_a_traceback() -> None:
             started = time.monotonic()
             assert proxy.wait() == 0
             assert seconds_since(started) < 5
-        assert [line for line in proxy.lines if not line.startswith(("http server ", "[Transaction] "))] == []
+        # The arbiter says so where its worker is still ending when it looks; a traceback is what must not be here.
+        lines = [line for line in proxy.lines if not line.endswith("was sent SIGQUIT!")]
+        assert [line for line in lines if not line.startswith(("http server ", "[Transaction] "))] == []

@@ -123,7 +123,7 @@ def test_a_request_shows_its_states_and_then_its_figures(service: Service, tenan
     first_id, second_id, third_id = new_request_id(), new_request_id(), new_request_id()
     with (
         tenant.stream({"text": "x", "max_tokens": 30}, first_id) as first,
-        tenant.stream({"text": "x" * 40, "max_tokens": 2}, second_id) as second,
+        tenant.stream({"text": "y" * 120, "max_tokens": 2}, second_id) as second,
     ):
         assert first.read_chunk()
         wait_for(lambda: tenant.view(second_id)["state"] == "prefilling", 2.0, "prefill")

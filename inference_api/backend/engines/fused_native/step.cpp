@@ -1,11 +1,11 @@
-// The whole step of a Llama-shaped model: which thread computes which of its tokens, and the C interface.
+// The whole step of a Llama-shaped model: embedding, layers, final norm, logits where they are wanted.
 //
-// Many tokens are cut into lanes, one for each thread: a lane takes its tokens through the whole model by itself, so
-// that threads share nothing but the weights. Where the cut goes through a row, the later lane waits, layer by layer,
-// for what the earlier one stores. Few tokens go through together: every thread takes shares of each stage. A step of
-// more tokens than there is work space for runs tile by tile.
+// Every member of the team runs the same stages and takes shares of each: rows of numbers, blocks of outputs, or
+// tokens x KV heads. A step of more than kTileTokens tokens runs tile by tile through the whole model, so that the
+// work space is allocated once; tiles cannot change a bit, for no token's arithmetic depends on its company.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <system_error>
@@ -13,52 +13,59 @@
 
 #include "attention.h"
 #include "interface.h"
-#include "pass.h"
+#include "linear.h"
+#include "rows.h"
 #include "select.h"
 #include "team.h"
 
-using namespace fused;
+namespace fused {
 
-namespace {
+constexpr int kTileTokens = 128;  // their activations fit a core's second-level cache
+constexpr int kSharesAMember = 8;  // of a stage: enough that a disturbed core does not hold up the others
 
-constexpr int kLaneTokens = 6;  // fewer would load weights for too little: a whole tile of the linear kernels
-
-// Hands a lane every share of every stage.
-struct Lane {
-    template <typename Take>
-    void share(int total, int, Take take) {
-        if (total > 0) take(0, total);
-    }
-
-    const int number;  // of the member that computes it
+// A part of a step: tokens [first, first + count).
+struct Tile {
+    const FusedStep *step;
+    int first, count;
+    int token_id(int token) const { return step->token_ids[first + token]; }
+    int row(int token) const { return step->rows[first + token]; }
+    int position(int token) const { return step->positions[first + token]; }
 };
 
-}  // namespace
+}  // namespace fused
+
+using namespace fused;
 
 struct FusedEngine {
     explicit FusedEngine(const FusedModel &source)
-        : model(source), placed(static_cast<size_t>(model.num_threads)), team(model.num_threads) {
-        for (int lane = 0; lane < model.num_threads; ++lane) passes.push_back(std::make_unique<Pass>(model));
+        : model(source),
+          qkv_width((model.heads + 2 * model.kv_heads) * model.head_dim),
+          attention_width(model.heads * model.head_dim),
+          quantized_width(padded(std::max({model.hidden, model.intermediate, attention_width}))),
+          hidden(static_cast<int64_t>(kTileTokens) * model.hidden),
+          wide(static_cast<int64_t>(kTileTokens) * std::max(qkv_width, 2 * model.intermediate)),
+          attended(static_cast<int64_t>(kTileTokens) * std::max(attention_width, model.hidden)),
+          numbers(kTileTokens * quantized_width * sizeof(int16_t)),
+          scales(kTileTokens * num_groups(quantized_width)),
+          sums(scales.size()),
+          quantized{numbers.data(), scales.data(), sums.data(),
+                    static_cast<int64_t>(quantized_width * sizeof(int16_t)), num_groups(quantized_width)},
+          scratch(static_cast<size_t>(model.num_threads)),
+          team(model.num_threads) {
+        for (auto &part : scratch) part.resize(attention_scratch(model));
     }
 
     void run(const FusedStep &step) {
-        for (auto &layers : placed) layers.store(0, std::memory_order_relaxed);
         team.run([&](Team::Member &member) {
             for (int i = 0; i < step.num_copies; ++i) copy(step.copies[i], member);
-            const int lanes = team.size();
-            int round = 0;
-            for (int first = 0, count; first < step.num_tokens; first += count) {
-                const int rest = step.num_tokens - first;
-                const bool in_lanes = lanes > 1 && rest >= lanes * kLaneTokens;
-                count = std::min(rest, in_lanes ? lanes * kTileTokens : kTileTokens);
-                const Tile tile{&step, first, count};
-                if (in_lanes) {
-                    member.share(lanes, 1, [&](int lane, int) { run_lane(tile, lane, round, member.number); });
-                    ++round;
-                } else {
-                    passes[0]->run_layers(tile, member, [](int) {});
-                    passes[0]->run_head(tile, member);
-                }
+            int output = 0;
+            for (int first = 0; first < step.num_tokens; first += kTileTokens) {
+                const Tile tile{&step, first, std::min(kTileTokens, step.num_tokens - first)};
+                run_layers(tile, member);
+                const int last = static_cast<int>(
+                    std::lower_bound(step.outputs, step.outputs + step.num_outputs, first + tile.count) - step.outputs);
+                run_head(tile, output, last, member);
+                output = last;
             }
         });
     }
@@ -80,35 +87,113 @@ struct FusedEngine {
         });
     }
 
-    // Lanes are taken in ascending order, so that whom a lane waits for is always under way.
-    void run_lane(const Tile &tile, int number, int round, int member) {
-        const int first = start_of(tile, number);
-        const Tile part{tile.step, tile.first + first, start_of(tile, number + 1) - first};
-        Lane lane{member};
-        passes[number]->run_layers(part, lane, [&](int layer) {
-            const int done = round * model.num_layers + layer + 1;
-            placed[number].store(done, std::memory_order_release);
-            placed[number].notify_all();
-            for (int earlier = number; earlier > 0 && goes_on(tile, earlier); --earlier)
-                Team::wait_until(placed[earlier - 1], done);
+    void run_layers(const Tile &tile, Team::Member &member) {
+        for_tokens(tile, member, [&](int token) {
+            const float *row = model.embedding + static_cast<int64_t>(tile.token_id(token)) * model.hidden;
+            std::memcpy(hidden_of(token), row, sizeof(float) * model.hidden);
+            norm_and_quantize(token, model.layers[0].attention_norm, model.layers[0].qkv);
         });
-        passes[number]->run_head(part, lane);
+        for (int index = 0; index < model.num_layers; ++index) {
+            const FusedLayer &layer = model.layers[index];
+            linear(layer.qkv, tile.count, wide.data(), false, member);
+            for_tokens(tile, member, [&](int token) { place(tile, token, index); });
+            attend_all(tile, index, member);
+            for_tokens(tile, member, [&](int token) { quantized.set(token, attended_of(token), layer.output); });
+            linear(layer.output, tile.count, hidden.data(), true, member);
+            for_tokens(tile, member, [&](int token) { norm_and_quantize(token, layer.mlp_norm, layer.gate_up); });
+            linear(layer.gate_up, tile.count, wide.data(), false, member);
+            for_tokens(tile, member, [&](int token) {
+                float *gates = wide.data() + static_cast<int64_t>(token) * 2 * model.intermediate;
+                gate(gates, gates + model.intermediate, model.intermediate);
+                quantized.set(token, gates, layer.down);
+            });
+            linear(layer.down, tile.count, hidden.data(), true, member);
+            if (index + 1 == model.num_layers) break;
+            const FusedLayer &next = model.layers[index + 1];
+            for_tokens(tile, member, [&](int token) { norm_and_quantize(token, next.attention_norm, next.qkv); });
+        }
     }
 
-    int start_of(const Tile &tile, int lane) const {
-        return static_cast<int>(static_cast<int64_t>(tile.count) * lane / team.size());
+    // Writes the logits of step->outputs[begin, end), all of which lie in the tile, and what is finite in it.
+    void run_head(const Tile &tile, int begin, int end, Team::Member &member) {
+        for_tokens(tile, member, [&](int token) {
+            tile.step->finite[tile.first + token] = all_finite(hidden_of(token), model.hidden);
+        });
+        member.share(end - begin, 1, [&](int i, int) {
+            const int token = tile.step->outputs[begin + i] - tile.first;
+            float *normed = attended.data() + static_cast<int64_t>(i) * model.hidden;
+            rms_norm(hidden_of(token), model.final_norm, model.hidden, model.epsilon, normed);
+            quantized.set(i, normed, model.head);
+        });
+        float *logits = tile.step->logits + static_cast<int64_t>(begin) * model.vocab;
+        linear(model.head, end - begin, logits, false, member);
     }
 
-    // Whether a lane's first token has its row with the last one of the lane before.
-    bool goes_on(const Tile &tile, int lane) const {
-        const int first = start_of(tile, lane);
-        return tile.row(first) == tile.row(first - 1);
+    // Units that a member takes at once, of so many in a stage.
+    int share_of(int units) const { return std::max(1, units / (kSharesAMember * team.size())); }
+
+    template <typename Each>
+    void for_tokens(const Tile &tile, Team::Member &member, Each each) {
+        member.share(tile.count, share_of(tile.count), [&](int first, int last) {
+            for (int token = first; token < last; ++token) each(token);
+        });
     }
+
+    void linear(const FusedLinear &layer, int rows, float *outputs, bool add, Team::Member &member) {
+        const LinearTask task{&layer, quantized, rows, outputs, add};
+        const int blocks = rows > 0 ? num_blocks(layer.outputs) : 0;
+        member.share(blocks, share_of(blocks), [&](int first, int last) { run_linear(task, first, last); });
+    }
+
+    // Norms and rotates a token's query and key heads, and stores its keys and values.
+    void place(const Tile &tile, int token, int index) {
+        const FusedLayer &layer = model.layers[index];
+        const int dim = model.head_dim, position = tile.position(token);
+        float *queries = wide.data() + static_cast<int64_t>(token) * qkv_width;
+        float *keys = queries + attention_width;
+        const int64_t angles = static_cast<int64_t>(position) * (dim / 2);
+        for (int head = 0; head < model.heads + model.kv_heads; ++head) {
+            float *values = queries + head * dim;
+            const float *norm = head < model.heads ? layer.query_norm : layer.key_norm;
+            if (norm != nullptr) rms_norm(values, norm, dim, model.epsilon, values);
+            rotate(values, model.cosines + angles, model.sines + angles, dim);
+        }
+        store_kv(model, index, tile.row(token), position, keys, keys + model.kv_heads * dim);
+    }
+
+    // KV heads outside, tokens inside: neighbouring shares read the same keys and values.
+    void attend_all(const Tile &tile, int index, Team::Member &member) {
+        const int64_t group_width = static_cast<int64_t>(attention_width / model.kv_heads);
+        const int units = tile.count * model.kv_heads;
+        member.share(units, share_of(units), [&](int first, int last) {
+            for (int unit = first; unit < last; ++unit) {
+                const int kv_head = unit / tile.count, token = unit % tile.count;
+                attend(model, index, tile.row(token), kv_head, tile.position(token),
+                       wide.data() + static_cast<int64_t>(token) * qkv_width + kv_head * group_width,
+                       attended_of(token) + kv_head * group_width, scratch[member.number].data());
+            }
+        });
+    }
+
+    void norm_and_quantize(int token, const float *norm, const FusedLinear &next) {
+        float *normed = attended.data() + static_cast<int64_t>(token) * model.hidden;
+        rms_norm(hidden_of(token), norm, model.hidden, model.epsilon, normed);
+        quantized.set(token, normed, next);
+    }
+
+    float *hidden_of(int token) { return hidden.data() + static_cast<int64_t>(token) * model.hidden; }
+    float *attended_of(int token) { return attended.data() + static_cast<int64_t>(token) * attention_width; }
 
     const FusedModel model;
-    std::vector<std::unique_ptr<Pass>> passes;  // one a lane; few tokens take the first
-    std::vector<std::atomic<int>> placed;       // layers whose keys and values a lane has stored in this run
-    Team team;                                  // last: its threads use all of the above
+    const int qkv_width, attention_width, quantized_width;
+    std::vector<float> hidden;       // (tokens, hidden): the residual stream
+    std::vector<float> wide;         // (tokens, qkv) or (tokens, gate and up)
+    std::vector<float> attended;     // (tokens, heads x head_dim), or normed rows (tokens, hidden)
+    std::vector<char> numbers;       // of `quantized`, which names the next two too
+    std::vector<float> scales, sums;
+    const Activations quantized;
+    std::vector<std::vector<uint8_t>> scratch;  // of the attention, one a member
+    Team team;  // last: its threads use all of the above
 };
 
 extern "C" FusedEngine *fused_open(const FusedModel *model) {

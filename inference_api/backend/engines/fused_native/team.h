@@ -69,11 +69,6 @@ class Team {
 
     int size() const { return size_; }
 
-    // Returns when the value, which others raise and notify, is at least `target`; what they wrote before is seen.
-    static void wait_until(std::atomic<int> &value, int target) {
-        for (int found; (found = value.load(std::memory_order_acquire)) < target;) wait(value, found);
-    }
-
   private:
     static constexpr int kSpins = 1000;
     static constexpr int kClosed = 1 << 30;

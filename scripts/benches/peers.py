@@ -205,7 +205,9 @@ class Field:
         return {
             figure: _ratio(figure, summary[OURS][figure], {name: figures[figure] for name, figures in peers.items()})
             for figure in summary[OURS]
-            if peers and figure not in ("others_share", "rounds")
+            if peers
+            and figure not in ("others_share", "rounds")
+            and all(figure in figures for figures in peers.values())  # a p99 is not printed of few samples
         }
 
     def efficiency(self, workload: Workload, bound: float) -> dict[str, float]:

@@ -21,8 +21,8 @@ DEFAULT_WEIGHT_BYTES = 134_515_008 * 4
 DEFAULT_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
 """What the default model takes in memory, in fp32: 30 layers of keys and values, 3 heads of 64 (its config.json)."""
 DEFAULT_CONTEXT_TOKENS = 8192
-INT8_SHARE, FP16_SHARE = 4, 2
-"""By what the fast engine divides both."""
+FP32_BITS, FAST_WEIGHT_BITS, FAST_KV_BITS = 32, 9, 10
+"""Of a number in fp32, and in the fast engine as `engine_choice.py` has it."""
 
 
 def check_engine(settings: Settings, image: ModelImage) -> list[Finding]:
@@ -41,13 +41,14 @@ def check_engine(settings: Settings, image: ModelImage) -> list[Finding]:
 
 def check_default_engine(settings: Settings) -> list[Finding]:
     """Do the same for the default model, before there is an image of it."""
-    weight_share, kv_share, findings = INT8_SHARE, FP16_SHARE, []
+    weight_bits, kv_bits, findings = FAST_WEIGHT_BITS, FAST_KV_BITS, []
     try:
         from inference_api.backend.engine_choice import choose_engine
         from inference_api.backend.engines.fused_library import find_obstacle
 
         choice = choose_engine(settings, None, find_obstacle)
-        weight_share, kv_share = (INT8_SHARE if choice.native else 1), (FP16_SHARE if choice.engine == "fused" else 1)
+        weight_bits = FAST_WEIGHT_BITS if choice.native else FP32_BITS
+        kv_bits = FAST_KV_BITS if choice.engine == "fused" else FP32_BITS
         findings.append(_engine_finding(choice.engine, choice.reason))
     except ImportError:
         pass
@@ -55,7 +56,7 @@ def check_default_engine(settings: Settings) -> list[Finding]:
         return findings
     context_tokens = min(settings.context_tokens, DEFAULT_CONTEXT_TOKENS)
     kv_bytes = settings.rows * context_tokens * DEFAULT_KV_BYTES_PER_TOKEN
-    needed_bytes = DEFAULT_WEIGHT_BYTES // weight_share + kv_bytes // kv_share
+    needed_bytes = (DEFAULT_WEIGHT_BYTES * weight_bits + kv_bytes * kv_bits) // FP32_BITS
     return [*findings, _check_memory(settings, needed_bytes, context_tokens)]
 
 

@@ -18,6 +18,12 @@ from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage, required_bytes
 
+WEIGHT_BITS = 9
+"""Of a weight in the library, where four bits lose something: an int8, and an fp32 scale for each 32."""
+
+KV_BITS = 10
+"""Of a number in the cache of `fused`: an int8, and an fp32 scale for each head of 16 numbers or more."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineChoice:
@@ -28,8 +34,9 @@ class EngineChoice:
     reason: str = ""
 
     def needed_bytes(self, image: ModelImage, num_rows: int, context_tokens: int) -> int:
-        """Return the memory that this engine takes: int8 weights in the library, else fp32 ones; fp16 or fp32 KV."""
-        weight_bits, kv_bits = (8 if self.native else 32), (16 if self.engine == "fused" else 32)
+        """Return the memory that this engine takes at most, in numbers of int8 with their scales or of fp32."""
+        weight_bits = WEIGHT_BITS if self.native else 32
+        kv_bits = KV_BITS if self.engine == "fused" else 32
         return required_bytes(image, num_rows, context_tokens, weight_bits=weight_bits, kv_bits=kv_bits)
 
 

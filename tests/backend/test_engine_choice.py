@@ -85,7 +85,7 @@ def test_the_need_of_memory_is_the_chosen_engines(image_of) -> None:
         choice.needed_bytes(image, 3, 100)
         for choice in (EngineChoice("fused", native=True), EngineChoice("fused"), EngineChoice("transformers"))
     ]
-    assert needs == [1000 + 1200, 4000 + 1200, 4000 + 2400]
+    assert needs == [4000 * 9 // 32 + 2400 * 10 // 32, 4000 + 2400 * 10 // 32, 4000 + 2400]
 
 
 def test_a_missing_compiler_and_a_lacking_processor_are_told_without_building(

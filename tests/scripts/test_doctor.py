@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from inference_api import half_finished, prepare
+from inference_api.backend.engine_choice import KV_BITS, WEIGHT_BITS
 from inference_api.model_image import build_mock_image
 from inference_api.model_source import find_source
 from inference_api.model_variant import WHOLE_MODEL
@@ -224,8 +225,8 @@ def test_a_default_model_that_is_not_there_needs_room_for_it(environ: dict[str, 
     status, found = report({**environ, "INFERENCE_API_ROWS": "2", "INFERENCE_API_CONTEXT_TOKENS": "100"})
     assert found["model"]["level"] == "note" and "is not prepared" in found["model"]["text"]
     assert "701 MiB needed" in found["cache"]["text"]
-    kv_bytes = 2 * 100 * 46_080 // 2  # fp16
-    needed_bytes = prepare.DEFAULT_WEIGHT_BYTES // 4 + kv_bytes  # int8
+    kv_bytes = 2 * 100 * 46_080
+    needed_bytes = (prepare.DEFAULT_WEIGHT_BYTES * WEIGHT_BITS + kv_bytes * KV_BITS) // 32
     assert found["memory"]["text"].startswith(f"{needed_bytes / 2**20:.0f} MiB for weights")
     assert found["engine"] == {"check": "engine", "level": "ok", "text": "fused", "advice": ""}
     assert status == 0

@@ -16,7 +16,7 @@ from tests.backend.engines.allocations import Allocations
 
 pytestmark = [pytest.mark.torch, pytest.mark.model, pytest.mark.filterwarnings("default")]
 
-NUM_TOKENS = 20
+NUM_TOKENS = 10
 NEAR_TIE = 1e-3
 PROMPTS = [
     "The capital of France is",
@@ -85,7 +85,7 @@ def test_greedy_ids_equal_generate_alone_and_with_31_neighbours(engine, referenc
     assert near_ties(reference, alone, wanted[:3]) == 0
     repeated = [index for _ in range(4) for index in range(len(prompts))]
     jobs = [
-        tiny.Job(prompts[index], NUM_TOKENS - (5 * turn) % 12, arrival=turn // 4) for turn, index in enumerate(repeated)
+        tiny.Job(prompts[index], NUM_TOKENS - (3 * turn) % 7, arrival=turn // 4) for turn, index in enumerate(repeated)
     ]
     tiny.drive(engine, jobs, 7)
     # 08: at most 1 % of requests; of 44 that is none.

@@ -50,19 +50,6 @@ struct Span {
     int64_t slots;
 };
 
-// sums += pairs of int8 numbers, widened, x one pair of int16 numbers. Written out to keep the sums in their registers.
-inline void multiply_add(__m256i &sums, __m256i numbers, __m256i pair) {
-    __m256i products;
-    asm("vpmaddwd %2, %1, %0" : "=x"(products) : "x"(numbers), "x"(pair));
-    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
-}
-
-inline __m256i broadcast_pair(const int16_t *pair) {
-    int32_t both;
-    std::memcpy(&both, pair, sizeof both);
-    return _mm256_set1_epi32(both);
-}
-
 inline __m256i widen(const int8_t *numbers) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(numbers)));
 }
@@ -79,7 +66,7 @@ inline void score(const Span &span, int block) {
 #pragma GCC unroll 1
     for (; queries != end; queries += 2, keys += 2 * kSlotBlock) {
         __m256i pairs[Group];
-        for (int g = 0; g < Group; ++g) pairs[g] = broadcast_pair(queries + g * span.head_dim);
+        for (int g = 0; g < Group; ++g) pairs[g] = broadcast(queries + g * span.head_dim);
 #pragma GCC unroll 4
         for (int b = 0; b < Blocks; ++b) {
             const __m256i numbers = widen(keys + b * block_bytes);
@@ -143,7 +130,7 @@ inline void blend(const Span &span, int d, const float *factors) {
 #pragma GCC unroll 1
         for (; weights != last; weights += 2, values += 2 * span.head_dim) {
             __m256i pairs[Group];
-            for (int g = 0; g < Group; ++g) pairs[g] = broadcast_pair(weights + g * span.slots);
+            for (int g = 0; g < Group; ++g) pairs[g] = broadcast(weights + g * span.slots);
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v) {
                 const __m256i numbers = widen(values + v * 16);

@@ -62,6 +62,21 @@ inline void store_block(const LinearTask &task, int row, int block, float *total
         std::memcpy(out, totals, count * sizeof(float));
 }
 
+using TileKernel = void (*)(const LinearTask &task, int block, int first_row);
+
+// Runs blocks [first, last): kernels[n - 1] computes a tile of n rows. Rows are dealt out evenly: 32 of them as 5, 5, 5,
+// 5, 6, 6, for a tile of 2 would waste its weights' loads.
+template <int TileRows>
+void run_tiles(const LinearTask &task, int first_block, int last_block, const TileKernel (&kernels)[TileRows]) {
+    const int tiles = (task.rows + TileRows - 1) / TileRows;
+    for (int block = first_block; block < last_block; ++block) {
+        for (int i = 0; i < tiles; ++i) {
+            const int first = task.rows * i / tiles, last = task.rows * (i + 1) / tiles;
+            kernels[last - first - 1](task, block, first);
+        }
+    }
+}
+
 void linear_eight(const LinearTask &task, int first_block, int last_block);
 void linear_four(const LinearTask &task, int first_block, int last_block);
 

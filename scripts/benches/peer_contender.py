@@ -14,6 +14,9 @@ from typing import Protocol
 
 from benches.streams import Answer
 
+OURS, ENGINE = "ours", "engine_alone"
+"""Names of this service and of its engine with nothing around it; every other contender is a peer."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerJob:

@@ -14,16 +14,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benches.row_steps import GREEDY
 from inference_api.backend.engines.base import Engine, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.main import load_engine
 from inference_api.config import Settings
-from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
 
 PROMPT_TOKENS = 512
 """Prompt tokens of a step."""
-
-GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 @dataclasses.dataclass(slots=True)

@@ -41,6 +41,16 @@ class Workload:
         """Return a workload of a prompt alone."""
         return cls(f"prompt_of_{prompt_tokens}", 1, 1, (prompt_tokens, prompt_tokens), (1, 1))
 
+    @property
+    def is_prompt_alone(self) -> bool:
+        """Say whether nothing is measured but a prompt and its first token."""
+        return self.num_jobs == 1 and self.answer == (1, 1)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Say whether all jobs have the same lengths, and answers that take more than the prompt's own step."""
+        return self.prompt[0] == self.prompt[1] and 1 < self.answer[0] == self.answer[1]
+
     def make_jobs(self, tokenizer: Tokenizer, round_number: int) -> list[PeerJob]:
         """Draw the jobs of a round; the same arguments make the same jobs."""
         source = random.Random(f"{SEED} {self.name} {round_number}")
@@ -75,7 +85,7 @@ class Turn:
         return max(line.ended_at for line in self.timelines) - min(line.sent_at for line in self.timelines)
 
     def figures(self, workload: Workload) -> dict[str, float]:
-        """Return the rate, the latencies in milliseconds, and the rate of the prefill where one prompt is alone."""
+        """Return the rate, the latencies in milliseconds, and for a prompt alone the rate of its prefill."""
         first = sorted(line.first_token_seconds for line in self.timelines)
         gaps = sorted(seconds for line in self.timelines for _, seconds in line.gaps)
         figures = {
@@ -84,22 +94,30 @@ class Turn:
             **_spread("first_token_ms", first),
             **_spread("gap_ms", gaps),
         }
-        if workload.num_jobs == 1:
+        if "gap_ms_p99" in figures and figures["gap_ms_p50"] > 0:
+            figures["gap_p99_over_p50"] = figures["gap_ms_p99"] / figures["gap_ms_p50"]
+        if workload.is_prompt_alone:
             figures["prefill_tokens_per_second"] = workload.prompt[0] / first[0]
         return figures
 
 
 def _spread(name: str, ordered: Sequence[float]) -> dict[str, float]:
-    """Return p50 and, of ascending seconds, p99 or the longest of all if they are too few for a p99."""
+    """Return p50, the longest, and p99 if they are enough for one, of ascending seconds."""
     if not ordered:
         return {}
-    last = {"p99": percentile(ordered, 99)} if len(ordered) >= MIN_P99_SAMPLES else {"max": ordered[-1]}
-    return {f"{name}_{part}": 1000 * seconds for part, seconds in {"p50": percentile(ordered, 50), **last}.items()}
+    parts = {"p50": percentile(ordered, 50), "max": ordered[-1]}
+    if len(ordered) >= MIN_P99_SAMPLES:
+        parts["p99"] = percentile(ordered, 99)
+    return {f"{name}_{part}": 1000 * seconds for part, seconds in parts.items()}
 
 
 def medians(turns: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the median over rounds of each figure, and how often it was taken."""
-    return {name: median([turn[name] for turn in turns], 2) for name in turns[0]} | {"rounds": len(turns)}
+    """Return the median over rounds of each figure that every round has, and how often it was taken.
+
+    A round may lack a p99 that another has: tokens that arrive together leave fewer gaps.
+    """
+    names = [name for name in turns[0] if all(name in turn for turn in turns)]
+    return {name: median([turn[name] for turn in turns], 2) for name in names} | {"rounds": len(turns)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from pathlib import Path
 from benches import peer_llama, peer_openvino, peer_ours, peer_process, peer_vllm
 from benches.figures import ROOT
 from benches.peer_bound import ModelSizes, bound_tokens_per_second
-from benches.peer_contender import Contender, PeerJob
+from benches.peer_comparison import comparison_table, ratios
+from benches.peer_contender import ENGINE, OURS, Contender, PeerJob
 from benches.peer_environments import LLAMA, OPENVINO, VLLM
 from benches.peer_workloads import Admission, Turn, Workload, medians
 from benches.real_model import load_tokenizer, prepare_image
@@ -34,8 +35,6 @@ from inference_api.server.tokenizer import Tokenizer
 NUM_ROWS = 32
 MAX_OTHERS_SHARE = 0.1
 """Of the processors; a turn beside which others took more is counted as disturbed."""
-
-OURS, ENGINE = "ours", "engine_alone"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +89,6 @@ def run(size_name: str, peers_folder: Path | None = None) -> dict[str, object]:
     folder = (peers_folder or Settings.from_environ().cache_path / "peers").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(image.path)
-    peaks: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         field = Field(stack, tokenizer, size)
         log, context_tokens = folder / "engine.log", size.context_tokens
@@ -98,30 +96,36 @@ def run(size_name: str, peers_folder: Path | None = None) -> dict[str, object]:
         field.add(ENGINE, lambda: peer_ours.running_engine(image, log, context_tokens=context_tokens))
         for name, start in _peers(folder, image, size).items():
             field.add(name, start)
-        for round_number in range(size.rounds):
-            peaks.append(_measure_peaks())
-            for workload in size.workloads:
-                field.take_turns(workload, round_number)
+        peaks = _play_rounds(field, size)
         admission = field.admit(size.admission)
-        sizes = ModelSizes.read(image.config_path)
         peaks.append(_measure_peaks())
         best = {name: max(measured[name] for measured in peaks) for name in peaks[0]}
+        sizes = ModelSizes.read(image.config_path)
+        workloads = {workload.name: field.summary(workload) for workload in size.workloads}
+        efficiency = {workload.name: field.efficiency(workload, sizes, best) for workload in size.workloads}
+        print(comparison_table(workloads, efficiency, admission, field.memory))
         return {
             "rounds": size.rounds,
             "versions": {package.name: package.version for package in (OPENVINO, LLAMA, VLLM)},
             "machine_peaks": {name: round(rate / 1e9, 1) for name, rate in best.items()},
-            "workloads": {workload.name: field.summary(workload) for workload in size.workloads},
-            "ratios": {workload.name: field.ratios(workload) for workload in size.workloads},
-            "efficiency": {
-                workload.name: field.efficiency(workload, bound_tokens_per_second(workload, sizes, best))
-                for workload in size.workloads
-                if workload.prompt[0] == workload.prompt[1] and workload.answer[0] > 1
-            },
+            "workloads": workloads,
+            "ratios": {name: ratios(summary) for name, summary in workloads.items()},
+            "efficiency": efficiency,
             f"admission_of_{size.admission.prompt_tokens}_beside_{size.admission.num_rows}_rows": admission,
             "memory_mib": field.memory,
             "disturbed_turns": field.disturbed,
             "not_measured": field.reasons,
         }
+
+
+def _play_rounds(field: Field, size: Size) -> list[dict[str, float]]:
+    """Let everyone take their turns in all rounds; return the machine's peaks, measured before each."""
+    peaks = []
+    for round_number in range(size.rounds):
+        peaks.append(_measure_peaks())
+        for workload in size.workloads:
+            field.take_turns(workload, round_number)
+    return peaks
 
 
 def _measure_peaks() -> dict[str, float]:
@@ -185,9 +189,7 @@ class Field:
                 self._hold_still(name)
                 self._turns.setdefault((workload.name, name), []).append(figures)
                 self.disturbed += figures["others_share"] > MAX_OTHERS_SHARE
-                rate = figures.get("prefill_tokens_per_second", figures["tokens_per_second"])
-                share = figures["others_share"]
-                print(f"{workload.name}, {name}: {rate:.1f} tokens/s; others {share:.0%}", file=sys.stderr)
+                print(f"{workload.name}, {name}: {_progress(workload, figures)}", file=sys.stderr)
 
     def admit(self, admission: Admission) -> dict[str, float]:
         """Let our service admit long prompts while its rows decode, and return their gaps."""
@@ -198,27 +200,15 @@ class Field:
         """Return everyone's medians in a workload."""
         return {name: medians(turns) for (served, name), turns in self._turns.items() if served == workload.name}
 
-    def ratios(self, workload: Workload) -> dict[str, object]:
-        """Return our figures over those of the best peer, each figure's own; empty where no peer was measured."""
-        summary = self.summary(workload)
-        peers = {name: figures for name, figures in summary.items() if name not in (OURS, ENGINE)}
-        return {
-            figure: _ratio(figure, summary[OURS][figure], {name: figures[figure] for name, figures in peers.items()})
-            for figure in summary[OURS]
-            if peers
-            and figure not in ("others_share", "rounds")
-            and all(figure in figures for figures in peers.values())  # a p99 is not printed of few samples
-        }
-
-    def efficiency(self, workload: Workload, bound: float) -> dict[str, float]:
-        """Return how much of the machine the engine uses, and how much of the engine the service."""
+    def efficiency(self, workload: Workload, sizes: ModelSizes, peaks: Mapping[str, float]) -> dict[str, float]:
+        """Return the service's rate over its engine's, and for fixed lengths the engine's over the machine's bound."""
         summary = self.summary(workload)
         engine, ours = (summary[name]["tokens_per_second"] for name in (ENGINE, OURS))
-        return {
-            "bound_tokens_per_second": round(bound, 1),
-            "engine_over_bound": round(engine / bound, 3),
-            "http_over_engine": round(ours / engine, 3),
-        }
+        shares = {"http_over_engine": round(ours / engine, 3)}
+        if workload.is_fixed:
+            bound = bound_tokens_per_second(workload, sizes, peaks)
+            shares |= {"bound_tokens_per_second": round(bound, 1), "engine_over_bound": round(engine / bound, 3)}
+        return shares
 
     def _serve(self, name: str, jobs: Sequence[PeerJob], num_users: int) -> Turn:
         contender = self._contenders[name]
@@ -257,6 +247,10 @@ def _used_seconds(pid: int) -> float:
     return peer_process.tree_seconds(pid) + cpu_seconds(os.getpid())
 
 
-def _ratio(figure: str, ours: float, peers: Mapping[str, float]) -> dict[str, object]:
-    best = (max if figure.endswith("per_second") else min)(peers, key=lambda name: peers[name])
-    return {"ours_over_best": round(ours / peers[best], 3), "best": best} if peers[best] else {}
+def _progress(workload: Workload, figures: Mapping[str, float]) -> str:
+    """Say what a turn came to in a line: the rate of what the workload is there for, and who else was at work."""
+    if workload.is_prompt_alone:
+        rate = f"{figures['prefill_tokens_per_second']:.1f} prompt tokens/s"
+    else:
+        rate = f"{figures['tokens_per_second']:.1f} output tokens/s"
+    return f"{rate}; others {figures['others_share']:.0%}"

@@ -43,7 +43,7 @@ def run(size_name: str) -> dict[str, object]:
     """Compute the text on both sides; return perplexities, their ratio with its standard error, and the agreement."""
     settings = Settings.from_environ()
     image = ModelImage.open(prepare_image())
-    windows = _windows(image)[: WINDOWS[size_name]]
+    windows = text_windows(image, min(WINDOW_TOKENS, image.context_tokens))[: WINDOWS[size_name]]
     reference = _load_reference(image)
     engine = fused.load(
         image,
@@ -61,11 +61,11 @@ def run(size_name: str) -> dict[str, object]:
     return {"numeric_path": engine.info.device, "tokens": sum(map(len, windows)), **_figures(sums)}
 
 
-def _windows(image: ModelImage) -> list[list[int]]:
+def text_windows(image: ModelImage, width: int) -> list[list[int]]:
+    """Return the ids of the text in windows of `width`, the last one of what is left."""
     from tokenizers import Tokenizer
 
     ids: list[int] = Tokenizer.from_file(str(image.tokenizer_path)).encode(TEXT.read_text()).ids
-    width = min(WINDOW_TOKENS, image.context_tokens)
     return [ids[first : first + width] for first in range(0, len(ids) - 1, width)]
 
 

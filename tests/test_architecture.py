@@ -351,6 +351,7 @@ def test_tests_stand_where_their_modules_do() -> None:
     others = {
         "test_architecture",
         "test_conftest",
+        "test_container_files",
         "test_containers",
         "test_faults_table",
         "test_readme",

@@ -29,15 +29,19 @@ def test_a_skipped_test_fails_continuous_integration_and_nothing_else(tmp_path: 
     assert done.returncode == status, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("body", "what"),
-    [
-        ("KEPT = []\ndef test_it(): KEPT.append(socket.socketpair())", "descriptors left behind"),
-        ("def test_it(): threading.Thread(target=threading.Event().wait, args=(9,), daemon=True).start()", "threads"),
-        ("def test_it(): os.posix_spawn('/bin/sleep', ['sleep', '1'], {})", "child processes left behind"),
-    ],
-)
-def test_what_a_test_leaves_behind_is_found(tmp_path: Path, body: str, what: str) -> None:
-    done = _run(tmp_path, body)
+LEAKS = """
+KEPT = []
+
+def test_socket(): KEPT.append(socket.socketpair())
+
+def test_thread(): threading.Thread(target=threading.Event().wait, args=(9,), daemon=True).start()
+
+def test_child(): os.posix_spawn('/bin/sleep', ['sleep', '1'], {})
+"""
+
+
+def test_what_a_test_leaves_behind_is_found(tmp_path: Path) -> None:
+    done = _run(tmp_path, LEAKS)
     assert done.returncode == 1
-    assert what in done.stdout
+    for name, what in (("socket", "descriptors"), ("thread", "threads"), ("child", "child processes")):
+        assert f"test_it.py::test_{name} - AssertionError: {what} left behind" in done.stdout

@@ -42,7 +42,7 @@ class Size:
 SIZES = {
     "full": Size(tokens=2000, num_in_a_row=8, rounds=5, paced_tokens=2000, first_tokens=1000),
     "quick": Size(tokens=2000, num_in_a_row=2, rounds=2, paced_tokens=500, first_tokens=100),
-    "tiny": Size(tokens=40, num_in_a_row=1, rounds=1, paced_tokens=20, first_tokens=3),
+    "tiny": Size(tokens=8, num_in_a_row=1, rounds=1, paced_tokens=8, first_tokens=3),
 }
 
 

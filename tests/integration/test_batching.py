@@ -38,21 +38,21 @@ def test_32_requests_of_32_tokens_share_their_forward_passes(service: Service) -
 
 
 def test_a_request_sent_while_31_rows_decode_gets_its_first_token_before_any_of_them_ends(service: Service) -> None:
-    with open_streams(service, NUM_ROWS - 1, 100) as streams:
+    with open_streams(service, NUM_ROWS - 1, 60) as streams:
         assert all(stream.read_chunk() for stream in streams)
         with RawStream(service.port, "/inference/mock", {"text": "late", "max_tokens": 1}) as late:
             # A thread a stream: a chunk's time is the time at which it is read.
             *texts, late_text = in_parallel([stream.read_all for stream in (*streams, late)])
-            assert [len(text) for text in texts] == [100] * (NUM_ROWS - 1)
+            assert [len(text) for text in texts] == [60] * (NUM_ROWS - 1)
             assert late_text == b"4"
             assert late.chunks[0].at < min(stream.chunks[-1].at for stream in streams)
 
 
 def test_a_33rd_request_takes_the_row_of_the_first_that_ends(service: Service) -> None:
     short_id, late_id = new_request_id(), new_request_id()
-    short_body, late_body = {"text": "short", "max_tokens": 50}, {"text": "late", "max_tokens": 1}
+    short_body, late_body = {"text": "short", "max_tokens": 30}, {"text": "late", "max_tokens": 1}
     with (
-        open_streams(service, NUM_ROWS - 1, 120) as streams,
+        open_streams(service, NUM_ROWS - 1, 70) as streams,
         RawStream(service.port, "/inference/mock", short_body, {"Request-Id": short_id}) as short,
     ):
         assert short.read_chunk() and all(stream.read_chunk() for stream in streams)
@@ -69,7 +69,7 @@ def test_the_rows_answer_shows_every_row_and_who_waits(service: Service) -> None
     idle = service.rows()
     assert (idle["num_rows"], idle["num_rows_in_use"], idle["num_waiting"]) == (NUM_ROWS, 0, 0)
     assert {row["state"] for row in idle["rows"]} == {"free"}
-    with open_streams(service, NUM_ROWS + 2, 100) as streams:
+    with open_streams(service, NUM_ROWS + 2, 50) as streams:
         assert streams[0].read_chunk()
         wait_for(lambda: service.rows()["num_waiting"] == 2, 2.0, "two requests in the queue")
         assert {row["state"] for row in service.rows()["rows"]} <= {"prefilling", "decoding"}

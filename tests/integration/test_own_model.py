@@ -23,9 +23,11 @@ def model() -> Any:
     return build_model(*FAMILIES["llama"])
 
 
-@pytest.fixture
-def folder(model: Any, tmp_path: Path) -> Path:
-    return save_checkpoint(model, tmp_path / "my-llama", build_mock_image(tmp_path / "mock").tokenizer_path)
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint; the image that the first start makes of it lies beside it for the next."""
+    beside = tmp_path_factory.mktemp("own")
+    return save_checkpoint(model, beside / "my-llama", build_mock_image(beside / "mock").tokenizer_path)
 
 
 @contextlib.contextmanager

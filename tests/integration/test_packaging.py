@@ -55,14 +55,21 @@ def outside(command: list[str | Path], cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment after `pip install .`."""
-    return install(tmp_path_factory.mktemp("plain") / "venv", ".")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the wheel that pip makes of the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip(Path(sys.executable), "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ".")
+    (built,) = folder.glob("*.whl")
+    return built
 
 
-def test_the_wheel_holds_both_packages_and_nothing_else(tmp_path: Path, installed: Path) -> None:
-    pip(installed, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ".")
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """Return the Python of an environment after what `pip install .` does: the wheel is made, and installed."""
+    return install(tmp_path_factory.mktemp("plain") / "venv", str(wheel))
+
+
+def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {
         path.relative_to(ROOT).as_posix() for top in ("inference_api", "proxy") for path in (ROOT / top).rglob("*")

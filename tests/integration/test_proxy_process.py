@@ -45,20 +45,7 @@ def run_to_end(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(("cwd", "script"), [(ROOT, "proxy/proxy.py"), (ROOT / "proxy", "proxy.py")])
-def test_it_starts_from_the_root_and_from_its_folder_and_stops_with_0(
-    upstream: EchoUpstream, cwd: Path, script: str
-) -> None:
-    with ProxyProcess(upstream.port, cwd=cwd, script=script) as proxy, RawClient(proxy.port) as client:
-        client.request("GET", "/health")
-        assert client.read_answer()[0] == 200
-        assert proxy.stop() == 0
-        assert f"http server is starting on 127.0.0.1 port {proxy.port}" in proxy.lines
-        assert f"http server is running as reverse proxy to http://127.0.0.1:{upstream.port}" in proxy.lines
-        assert proxy.lines[-1] == "http server stopped."
-
-
-@pytest.mark.parametrize(("cwd", "script"), [(ROOT, "proxy/proxy.py"), (ROOT / "proxy", "proxy.py")])
-def test_it_streams_from_the_root_and_from_its_folder(cwd: Path, script: str) -> None:
+def test_it_starts_and_streams_from_the_root_and_from_its_folder_and_stops_with_0(cwd: Path, script: str) -> None:
     with (
         ScriptedUpstream() as scripted,
         ProxyProcess(scripted.port, cwd=cwd, script=script) as proxy,
@@ -74,6 +61,9 @@ def test_it_streams_from_the_root_and_from_its_folder(cwd: Path, script: str) ->
         exchange.send_chunk(b"")
         assert client.read_chunk() == b""
         assert proxy.stop() == 0
+        assert f"http server is starting on 127.0.0.1 port {proxy.port}" in proxy.lines
+        assert f"http server is running as reverse proxy to http://127.0.0.1:{scripted.port}" in proxy.lines
+        assert proxy.lines[-1] == "http server stopped."
 
 
 def test_a_taken_port_is_one_line_that_names_it() -> None:

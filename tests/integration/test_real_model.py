@@ -1,4 +1,6 @@
-"""Run the whole service with the real model: text through proxy, server and backend, alone and with neighbours."""
+"""Run the whole service with the real model on the `fused` engine: text through proxy, server and backend, alone and
+with neighbours, and what the service says of the engine.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ GREEDY_TEXT = " Paris."
 
 @pytest.fixture(scope="module")
 def service(model_image_path: Path) -> Iterator[Service]:
-    with running_service(proxy=True, mock=False, INFERENCE_API_INSECURE_DEV="0") as it:
+    settings = {"INFERENCE_API_INSECURE_DEV": "0", "INFERENCE_API_ENGINE": "fused"}
+    with running_service(proxy=True, mock=False, **settings) as it:
         yield it
 
 
@@ -40,6 +43,29 @@ def test_the_greedy_text_comes_through_the_proxy(service: Service) -> None:
     assert answer.status_code == 200
     assert answer.text.startswith(GREEDY_TEXT)
     assert answer.headers["Request-Id"].startswith("req_")
+
+
+def test_the_service_streams_from_the_engine_and_names_it(service: Service) -> None:
+    body = {"text": PROMPT, "top_k": 1, "max_tokens": 16}
+    url = f"{service.proxy_url}/inference/falcon40b"
+    with requests.post(url, json=body, headers=_headers(), stream=True, timeout=60) as answer:
+        chunks = [chunk for chunk in answer.iter_content(chunk_size=None) if chunk]
+    assert b"".join(chunks).decode().startswith(GREEDY_TEXT)
+    assert len(chunks) > 1
+    assert "fused on cpu (4-bit and int8 weights" in service.log.read_text()
+
+
+def test_a_text_is_the_same_alone_and_among_31_others(service: Service) -> None:
+    alone = _generate(service, PROMPT, max_tokens=16).text
+
+    def other(n: int) -> requests.Response:
+        return _generate(service, f"Count from {n}:" * (n % 7 + 1), top_k=40, max_tokens=20, seed=n)
+
+    others = [lambda n=n: other(n) for n in range(31)]
+    asked = [*others[:16], lambda: _generate(service, PROMPT, max_tokens=16), *others[16:]]
+    answers = in_parallel(asked)
+    assert [answer.status_code for answer in answers] == [200] * 32
+    assert answers[16].text == alone
 
 
 def test_without_a_bearer_the_proxy_refuses(service: Service) -> None:

@@ -109,7 +109,7 @@ def test_kill_of_the_supervisor_leaves_no_process_even_with_streams_open() -> No
 
 def test_sigterm_lets_streams_end_whole_and_refuses_new_ones() -> None:
     with running_service(**RATE) as service:
-        body = {"text": "x", "max_tokens": 60}
+        body = {"text": "x", "max_tokens": 30}
         with contextlib.ExitStack() as stack:
 
             def start(body: object) -> RawStream:
@@ -124,7 +124,7 @@ def test_sigterm_lets_streams_end_whole_and_refuses_new_ones() -> None:
             assert service.get("/health/live").status_code == 200
             refused = service.post("/inference/mock", body)
             assert (refused.status_code, refused.headers["X-Error-Code"]) == (503, "draining")
-            for stream, length in ((first, 60), (second, 60), (queued, 10)):
+            for stream, length in ((first, 30), (second, 30), (queued, 10)):
                 assert len(stream.read_all()) == length
                 assert stream.whole
         assert service.process.wait(STOP_SECONDS) == 0

@@ -54,27 +54,27 @@ def test_the_first_token_leaves_alone_however_fast_the_next_ones_come(echo: Serv
 
 
 def test_the_three_routes_give_the_same_text_for_the_same_seed(noise: Service) -> None:
-    options = {"max_tokens": 5, "seed": 7}
+    options = {"max_tokens": 3, "seed": 7}
     raw = noise.ask("/inference/mock", {"text": "User: hi\nAI: ", **options})
     predictions = noise.ask("/predictions/mock", {"text": "hi", **options})
     events = noise.ask("/chat/mock", {"text": "hi", **options}).split("\n\n")
     assert events.pop() == ""
     assert events.pop() == 'event: close\ndata: {"message": "Connection closed"}'
     messages = [json.loads(event.removeprefix("event: answer\ndata: "))["message"] for event in events]
-    assert len(raw) == 5
+    assert len(raw) == 3
     assert predictions == raw
-    assert messages == [raw[: end + 1] for end in range(5)]
-    assert noise.ask("/inference/mock", {"text": "User: hi\nAI: ", "max_tokens": 5, "seed": 8}) != raw
+    assert messages == [raw[: end + 1] for end in range(3)]
+    assert noise.ask("/inference/mock", {"text": "User: hi\nAI: ", "max_tokens": 3, "seed": 8}) != raw
 
 
 def test_an_http_1_0_caller_gets_the_same_text_whole_with_its_length(noise: Service) -> None:
-    body = {"text": "x", "max_tokens": 4, "seed": 1}
+    body = {"text": "x", "max_tokens": 3, "seed": 1}
     with (
         RawStream(noise.port, "/inference/mock", body) as streamed,
         RawStream(noise.port, "/inference/mock", body, version="HTTP/1.0") as buffered,
     ):
         assert "transfer-encoding" not in buffered.headers
-        assert buffered.headers["content-length"] == "4"
+        assert buffered.headers["content-length"] == "3"
         assert buffered.read_all() == streamed.read_all()
         assert buffered.read_to_end_of_file() == b""
 
@@ -128,7 +128,7 @@ def test_an_answer_ends_before_its_stop_sequence(echo: Service, stop: str, expec
 
 
 def test_nothing_of_a_stop_sequence_leaves_before_it_is_whole(noise: Service) -> None:
-    body = {"text": "x", "max_tokens": 6, "seed": 3}
+    body = {"text": "x", "max_tokens": 5, "seed": 3}
     text = noise.ask("/inference/mock", body)
     with RawStream(noise.port, "/inference/mock", {**body, "stop_sequence": text[2:5]}) as stream:
         stream.read_all()

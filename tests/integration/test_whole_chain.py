@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from tests.integration.raw_http import RawStream
-from tests.integration.service import Service, bearer, in_parallel, running_service, wait_for
+from tests.integration.service import SLOW_START, Service, bearer, in_parallel, running_service, wait_for
 
 STEP_SECONDS = 0.1
 NOTICE_SECONDS = 0.25
@@ -205,12 +205,13 @@ def test_a_killed_proxy_frees_its_rows_and_is_started_again() -> None:
 
 
 def test_sigterm_lets_streams_end_whole_through_the_proxy() -> None:
-    with running_service(proxy=True, INFERENCE_API_MOCK_TOKENS_PER_SECOND="80") as service:
+    settings: dict[str, Any] = {**SLOW_START, "INFERENCE_API_ROWS": "8"}
+    with running_service(proxy=True, INFERENCE_API_MOCK_TOKENS_PER_SECOND="80", **settings) as service:
         num_streams = 8
         all_running = threading.Barrier(num_streams, lambda: service.process.send_signal(signal.SIGTERM))
 
         def run() -> bytes:
-            body = {"text": "x", "max_tokens": 40}
+            body = {"text": "x", "max_tokens": 20}
             with RawStream(service.proxy_port or 0, "/inference/mock", body, bearer()) as stream:
                 assert stream.read_chunk()
                 all_running.wait(30)
@@ -218,5 +219,5 @@ def test_sigterm_lets_streams_end_whole_through_the_proxy() -> None:
                 assert stream.whole
                 return text
 
-        assert in_parallel([run] * num_streams) == [b"1234567890" * 4] * num_streams
+        assert in_parallel([run] * num_streams) == [b"1234567890" * 2] * num_streams
         assert service.process.wait(15) == 0

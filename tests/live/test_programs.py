@@ -255,7 +255,7 @@ def test_a_low_terminal_shows_as_many_streams_as_fit_and_counts_the_others(clien
 
 
 def test_locust_finds_requests_and_no_failure(client: Client, tmp_path: Path) -> None:
-    arguments = ("--users", "4", "--spawn-rate", "4", "--seconds", "3", "--max-tokens", "8")
+    arguments = ("--users", "4", "--spawn-rate", "4", "--seconds", "2", "--max-tokens", "8")
     done = run("locust_run.py", *arguments, "--out", str(tmp_path / "run"), **addressed(client))
     assert done.returncode == 0, done.stdout + done.stderr
     counts = read_counts(tmp_path / "run_stats.csv")

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -43,14 +44,16 @@ def figures_of(name: str, *options: str, **environment: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def own_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def own_model(tmp_path_factory: pytest.TempPathFactory, fused_build_folder: Path) -> dict[str, str]:
     """Return the settings of a model of a few thousand weights: the bench is tested, not the model."""
+    from inference_api.engine_artefacts import ARTEFACTS_FOLDER
     from inference_api.model_image import build_mock_image
     from tests.backend.engines.tiny_models import FAMILIES, build_model, save_checkpoint
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = build_mock_image(folder / "mock").tokenizer_path
     checkpoint = save_checkpoint(build_model(*FAMILIES["llama"]), folder / "tiny-llama", tokenizer)
+    shutil.copytree(fused_build_folder, folder / "cache" / ARTEFACTS_FOLDER)
     return {"INFERENCE_API_MODEL": str(checkpoint), "INFERENCE_API_CACHE_DIR": str(folder / "cache")}
 
 
@@ -105,6 +108,30 @@ def test_the_engines_bench_times_both_engines_and_the_kernel(own_model: dict[str
 
 
 @pytest.mark.torch
+def test_the_sampling_bench_prices_each_rule_beside_greedy_steps(own_model: dict[str, str]) -> None:
+    figures = figures_of("sampling", **own_model)
+    rules = {"temperature", "top_k", "top_p", "top_k_and_top_p", "min_p", "typical_p", "penalties", "logprobs"}
+    assert figures["step"].keys() == {"greedy", "everything", *rules}
+    for step in figures["step"].values():
+        assert step["median_ms"] >= step["fastest_ms"] > 0
+    assert figures["step"]["greedy"]["over_greedy"] == 0
+
+
+@pytest.mark.torch
+def test_the_memory_bench_weighs_each_engine_idle_and_filled(own_model: dict[str, str]) -> None:
+    engines = figures_of("memory", **own_model)["engines"]
+    assert engines.keys() == {"fused", "transformers"}
+    assert engines["fused"]["states"].keys() == {"idle", "32_rows_of_8", "32_rows_of_96"}
+    for engine in engines.values():
+        filled = list(engine["states"].values())[-1]
+        # Each engine reports its whole cache; a state counts what its positions take of it.
+        share = int(next(reversed(engine["states"])).rpartition("_")[2]) / engine["context_tokens"]
+        assert filled["kv_by_calculation"] == pytest.approx(share * engine["kv_bytes"] / 2**20, abs=0.1)
+        assert filled["private"] + filled["shared"] == pytest.approx(filled["resident"], abs=0.2)
+        assert 0 < filled["of_files"] < filled["resident"]
+
+
+@pytest.mark.torch
 def test_the_quality_bench_sets_perplexity_and_agreement_beside_fp32(own_model: dict[str, str]) -> None:
     figures = figures_of("quality", **own_model)
     assert figures["perplexity"] > 1
@@ -129,6 +156,7 @@ def test_the_peers_bench_measures_ours_and_says_why_a_peer_is_missing(
         "read_bytes_per_second",
     }
     assert {"engine_over_bound", "http_over_engine"} < figures["efficiency"]["2_users"].keys()
+    assert figures["efficiency"]["prompt_of_40"].keys() == {"http_over_engine"}
     assert "gaps_beside" in figures["admission_of_40_beside_2_rows"]
 
 

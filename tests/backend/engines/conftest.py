@@ -54,14 +54,8 @@ def tiny_image(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint) -> Cal
 
 
 @pytest.fixture(scope="session")
-def fused_build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that holds the library of the `fused` engine once it is built, which takes some ten seconds."""
-    return tmp_path_factory.mktemp("fused")
-
-
-@pytest.fixture(scope="session")
 def fused_library_of_tests(fused_build_folder: Path):
-    """Return the library, built once a session."""
+    """Return the library, opened once a session."""
     from inference_api.backend.engines.fused_library import open_library
 
     return open_library(fused_build_folder)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
 import json
 import math
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from inference_api.backend.engines import fused_library
+from inference_api.backend.engines import fused_cpp, fused_library
 from inference_api.backend.engines.base import PrefixCopy, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.fused import FusedEngine, load
 from inference_api.errors import ModelError
@@ -182,19 +184,30 @@ def test_the_number_of_threads_changes_no_bit(num_threads, engines, load_fused):
     assert all(same_bits(one[choice], other[choice]) for choice in range(6))
 
 
-def test_a_scale_that_rows_share_is_found_out(tiny_image, tmp_path, monkeypatch):
-    sources = tmp_path / "sources"
-    shutil.copytree(fused_library.SOURCES, sources)
-    rows = sources / "rows.cpp"
+def library_with(rows_source: str, sound_library: fused_library.Library, folder) -> fused_library.Library:
+    """Return the library with another rows.cpp, which alone is compiled, and quickly: its bits do not matter."""
+    source, rest, changed = folder / "rows.cpp", folder / "rest.so", folder / "changed.so"
+    source.write_text(rows_source)
+    shutil.copy(sound_library.functions._name, rest)  # the file itself is open already, and bound to its own functions
+    flags = ["-O1" if flag == "-O3" else flag for flag in fused_library.FLAGS]
+    # What is opened first wins wherever a function is defined twice (ld.so(8)), in calls out of `rest` too.
+    linked = ["-I", fused_library.SOURCES, source, "-Wl,--no-as-needed", rest, "-o", changed]
+    subprocess.run([fused_library.COMPILER, *flags, *linked], check=True)
+    return fused_library.Library(fused_library._bind(ctypes.CDLL(str(changed))), "of rows.cpp changed")
+
+
+def test_a_scale_that_rows_share_is_found_out(tiny_image, fused_library_of_tests, tmp_path, monkeypatch):
+    rows = (fused_library.SOURCES / "rows.cpp").read_text()
     own = "    if (largest < kTiniest) return 0.0f;\n"
     shared = "    static float shared = 0.0f;\n    largest = shared = shared > largest ? shared : largest;\n"
-    assert own in rows.read_text()
-    rows.write_text(rows.read_text().replace(own, shared + own))
-    monkeypatch.setattr(fused_library, "SOURCES", sources)
-    quick = tuple("-O1" if flag == "-O3" else flag for flag in fused_library.FLAGS)
-    monkeypatch.setattr(fused_library, "FLAGS", quick)
-    engine = load(tiny_image("llama"), num_rows=32, context_tokens=96, build_folder=tmp_path, num_threads=1)
-    assert not is_independent(engine, tiny.random_prompts(6, [20, 5]), 8, seed=3)
+    assert own in rows
+    for source, is_sound in ((rows, True), (rows.replace(own, shared + own), False)):
+        folder = tmp_path / f"{is_sound}"
+        folder.mkdir()
+        library = library_with(source, fused_library_of_tests, folder)
+        monkeypatch.setattr(fused_cpp, "open_library", lambda _, library=library: library)
+        engine = load(tiny_image("llama"), num_rows=32, context_tokens=96, build_folder=folder, num_threads=1)
+        assert is_independent(engine, tiny.random_prompts(6, [20, 5]), 8, seed=3) == is_sound
 
 
 def test_the_same_seed_gives_the_same_ids_on_another_row_among_other_neighbours(engines):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inference_api.backend.engines import fused, transformers
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.model_image import ModelImage
 from tests.backend.engines import tiny_models as tiny
 from tests.backend.engines.fused_checks import is_independent
@@ -52,9 +53,10 @@ def growth() -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def engine(image, fused_library_of_tests, fused_build_folder, growth):
+def engine(image, model_cache, growth):
     before = resident_bytes()
-    engine = fused.load(image, num_rows=32, context_tokens=2048, build_folder=fused_build_folder)
+    # From the cache that the service starts from, where the weights are packed once.
+    engine = fused.load(image, num_rows=32, context_tokens=2048, build_folder=model_cache / ARTEFACTS_FOLDER)
     growth["at_load"] = resident_bytes() - before
     return engine
 

@@ -21,6 +21,7 @@ from inference_api.backend.engines.fused import FusedEngine
 from inference_api.backend.engines.fused_computation import KvCopy, StepTokens
 from inference_api.backend.engines.fused_torch_linear import EightBitLinear, FourBitLinear
 from inference_api.backend.engines.fused_weights import LinearWeights
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
 from inference_api.prepare import prepare
@@ -186,9 +187,7 @@ def test_weights_on_sixteen_levels_take_four_bits_and_others_eight(engine_of):
 
 
 @pytest.mark.model
-def test_logits_of_the_real_model_are_those_of_the_library_in_every_bit(
-    model_image_path, fused_library_of_tests, fused_build_folder
-):
+def test_logits_of_the_real_model_are_those_of_the_library_in_every_bit(model_image_path, model_cache):
     image = ModelImage.open(Path(model_image_path))
     prompt = tiny.random_prompts(1, [40], vocab_size=image.vocab_size)[0]
     # A prompt at once, then ids one by one.
@@ -199,7 +198,12 @@ def test_logits_of_the_real_model_are_those_of_the_library_in_every_bit(
     found = []
     for native in (True, False):
         engine = fused.load(
-            image, num_rows=2, context_tokens=64, build_folder=fused_build_folder, num_threads=1, native=native
+            image,
+            num_rows=2,
+            context_tokens=64,
+            build_folder=model_cache / ARTEFACTS_FOLDER,
+            num_threads=1,
+            native=native,
         )
         logits = torch.empty(40, image.vocab_size)
         assert all(engine._computation.run(steps[0], logits[:36]))

@@ -16,7 +16,7 @@ from tests.backend.engines.allocations import Allocations
 
 pytestmark = [pytest.mark.torch, pytest.mark.model, pytest.mark.filterwarnings("default")]
 
-NUM_TOKENS = 10
+NUM_TOKENS = 8
 NEAR_TIE = 1e-3
 PROMPTS = [
     "The capital of France is",

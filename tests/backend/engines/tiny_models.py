@@ -86,17 +86,30 @@ def save_checkpoint(model, folder: Path, tokenizer: Path, **options: object) -> 
 
 def generated(model, prompt: list[int], num_tokens: int) -> list[int]:
     """Return the greedy ids of `model.generate`, the end-of-sequence id not stopping it."""
+    return all_generated(model, [prompt], num_tokens)[0]
+
+
+def all_generated(model, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """Return what `generated` does of each prompt; those of one length share their forwards, and nothing is padded.
+
+    For fp64: in fp32 the last bits differ with the size of a batch.
+    """
     import torch
 
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    return output[0, len(prompt) :].tolist()
+    found: dict[int, list[int]] = {}
+    for length in {len(prompt) for prompt in prompts}:
+        indexes = [index for index, prompt in enumerate(prompts) if len(prompt) == length]
+        token_ids = torch.tensor([prompts[index] for index in indexes])
+        with torch.inference_mode():
+            output = model.generate(
+                token_ids,
+                attention_mask=torch.ones_like(token_ids),
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                eos_token_id=None,
+            )
+        found.update(zip(indexes, output[:, length:].tolist(), strict=True))
+    return [found[index] for index in range(len(prompts))]
 
 
 @dataclasses.dataclass

@@ -1,0 +1,29 @@
+"""Run scripts/clean for tests, beside a process that looks like a service. Knows nothing of what is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "clean"
+HALF = "smollm-0123-v1.partial-ab12cd34"
+
+
+def run(cache: Path, *arguments: str, script: Path = SCRIPT, **environ: str) -> subprocess.CompletedProcess[str]:
+    given = {"PATH": os.environ["PATH"], "SERVE_PYTHON": sys.executable, "INFERENCE_API_CACHE_DIR": str(cache)}
+    command = [str(script), *arguments]
+    return subprocess.run(command, env={**given, **environ}, capture_output=True, text=True, timeout=30, check=False)
+
+
+@contextlib.contextmanager
+def living_process(python: Path, cwd: Path = ROOT, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that looks like a supervisor to whoever reads its command line, until the block ends."""
+    command = [python, "-c", "import sys; sys.stdin.read()", "-m", "inference_api.supervisor"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, cwd=cwd) as process:
+        yield process
+        process.communicate()

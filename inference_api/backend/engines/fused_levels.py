@@ -2,17 +2,23 @@
 
 GGUF's Q4_0 and Q4_1 give each 32 inputs of an output a scale and a lowest value, and each weight one of 16 levels. A
 model image holds the fp32 numbers that this makes; where they are found to be such, four bits hold them without loss.
-The same rule as `find_levels` of fused_native/linear_four.cpp. Knows no model.
+The same rules as in fused_native/linear_four.cpp. Knows no model.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 GROUP = 32
 TOP_LEVEL = 15
+MAX_SCALE = 2**15 - 1
+MAX_HALF = 65504.0
+LOWEST_UNITS = 32.0
+"""Units of an output that a lowest level counts in: as many as let it be an fp16 where a scale is an int16."""
+
 TOLERANCE = 1e-6
 """Of a group's largest weight: what fp32 rounds away when a weight is made of its level."""
 
@@ -42,3 +48,13 @@ def find_levels(weight: Tensor) -> Levels | None:
     largest = lowest.abs().maximum(highest.abs()).unsqueeze(2)
     fits = (lowest.half().float() == lowest).all() and (numbers <= TOP_LEVEL).all()
     return Levels(numbers, scales, lowest) if fits and ((again - grouped).abs() <= TOLERANCE * largest).all() else None
+
+
+def find_units(levels: Levels) -> Tensor:
+    """Return (outputs, 1): the smallest power of two of which every scale is an int16, every lowest level 32 fp16."""
+    smallest = torch.maximum(
+        levels.scales.amax(dim=1, keepdim=True) / MAX_SCALE,
+        levels.lowest.abs().amax(dim=1, keepdim=True) / (MAX_HALF * LOWEST_UNITS),
+    ).clamp_min(torch.finfo(torch.float32).tiny)
+    fractions, exponents = torch.frexp(smallest)  # fractions from 0.5 to below 1
+    return torch.ldexp(torch.ones_like(smallest), exponents - (fractions == 0.5).int())

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inference_api.backend.engines.fused_levels import GROUP, Levels, find_levels
-from inference_api.backend.engines.fused_torch_rows import quantize
+from inference_api.backend.engines.fused_levels import GROUP, LOWEST_UNITS, Levels, find_levels, find_units
+from inference_api.backend.engines.fused_torch_rows import multiply_add, quantize
 from inference_api.backend.engines.fused_weights import LinearWeights
 
 MAX_WEIGHT = 127
@@ -55,8 +55,8 @@ class EightBitLinear:
         for first in range(0, len(digits), num_groups):
             part = slice(first, first + num_groups)
             low_sums, high_sums = (digits[part] @ self._weight[part]).double().chunk(2, dim=1)
-            for product in (low_sums + DIGIT * high_sums).float().mul_(self._scales[part]):
-                outputs += product
+            for product, scale in zip((low_sums + DIGIT * high_sums).float(), self._scales[part], strict=True):
+                outputs = multiply_add(product, scale, outputs)
         outputs *= scales
         return outputs if self._bias is None else outputs + self._bias
 
@@ -66,25 +66,30 @@ class FourBitLinear:
 
     def __init__(self, levels: Levels, bias: Tensor | None) -> None:
         self._levels = levels.numbers.permute(1, 2, 0).contiguous()  # (groups, GROUP, outputs), fp32
-        self._scales = levels.scales.T.unsqueeze(1).contiguous()  # (groups, 1, outputs)
-        self._lowest = levels.lowest.T.unsqueeze(1).contiguous()  # (groups, 1, outputs)
+        units = find_units(levels)  # (outputs, 1)
+        # Whole numbers of a unit, and of LOWEST_UNITS units; multiplied with sums of integers the first stay exact.
+        self._scales = (levels.scales / units).round().double().T.unsqueeze(1).contiguous()  # (groups, 1, outputs)
+        self._lowest = (levels.lowest / units / LOWEST_UNITS).half().float().T.unsqueeze(1).contiguous()
+        self._units = units.T.contiguous()  # (1, outputs)
         self._bias = bias
-        self.num_bytes = _num_bytes(self._levels, self._scales, self._lowest, bias)
+        self.num_bytes = _num_bytes(self._levels, self._scales, self._lowest, self._units, bias)
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return (tokens, outputs) of `values` (tokens, inputs), fp32."""
         grouped = values.view(len(values), -1, GROUP).transpose(0, 1)  # (groups, tokens, GROUP)
         integers, scales = quantize(grouped, MAX_WEIGHT)
-        sums = scales * integers.sum(dim=2, keepdim=True)  # (groups, tokens, 1), of exact integers
+        sums = scales * (LOWEST_UNITS * integers.sum(dim=2, keepdim=True))  # (groups, tokens, 1), of exact integers
         outputs = torch.zeros(len(values), self._levels.shape[2])
         num_groups = max(1, WORK_NUMBERS // outputs.numel())
         for first in range(0, len(grouped), num_groups):
             part = slice(first, first + num_groups)
             products = integers[part] @ self._levels[part]  # below 2^24, so exact
-            products.mul_(self._scales[part]).mul_(scales[part])
-            for product, lowest in zip(products, sums[part] * self._lowest[part], strict=True):
-                outputs += product
-                outputs += lowest
+            scaled = (products.double() * self._scales[part]).float()  # below 2^31, rounded once
+            for product, scale, row_sum, lowest in zip(
+                scaled, scales[part], sums[part], self._lowest[part], strict=True
+            ):
+                outputs = multiply_add(row_sum, lowest, multiply_add(product, scale, outputs))
+        outputs *= self._units
         return outputs if self._bias is None else outputs + self._bias
 
 

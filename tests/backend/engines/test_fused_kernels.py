@@ -7,7 +7,9 @@ import ctypes
 import pytest
 import torch
 
+from inference_api.backend.engines.fused_levels import LOWEST_UNITS
 from inference_api.backend.engines.fused_library import Layer, Linear, Model
+from inference_api.backend.engines.fused_torch_rows import multiply_add
 
 pytestmark = pytest.mark.torch
 
@@ -83,7 +85,7 @@ def test_a_layer_of_eight_bits_equals_integer_arithmetic_exactly(fused_library_o
     expected = torch.zeros(rows, outputs)
     for group in range(integers.shape[1]):
         sums = activations.view(rows, -1, GROUP)[:, group] @ integers[:, group].T  # (rows, outputs), int64
-        expected += sums.float() * weight_scales[:, group]
+        expected = multiply_add(sums.float(), weight_scales[:, group], expected)
     assert torch.equal(computed(functions, linear, values), expected * scales.unsqueeze(1) + bias)
 
 
@@ -120,7 +122,7 @@ def test_a_layer_of_four_bits_equals_integer_sums_of_each_group(fused_library_of
     grouped = numbers.view(rows, -1, GROUP).double()
     sums = torch.einsum("rgi,ogi->rog", grouped, levels.double())  # integers
     expected = (sums * scales.squeeze(2).double() * row_scales.unsqueeze(1).double()).sum(dim=2)
-    expected += row_sums.double() @ lowest.squeeze(2).T.double() + bias
+    expected += row_sums.double() @ lowest.squeeze(2).T.double() / LOWEST_UNITS + bias
     found = computed(functions, linear, values)
     assert torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
     alone = torch.cat([computed(functions, linear, row.unsqueeze(0)) for row in values])
@@ -153,6 +155,30 @@ def test_the_largest_sums_of_a_group_of_four_bits_do_not_overflow(fused_library_
         assert torch.allclose(found, torch.full((1, 16), sign * 15 * (GROUP - 1)), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("base", "smallest"), [(0.0, 1.0), (0.0, 2**-10), (0.0, 2**-14), (100.0, 1.0), (100.0, 2**-10), (-60000.0, 1.0)]
+)
+def test_groups_of_an_output_may_differ_by_thousands_in_scale_and_lie_far_from_zero(
+    fused_library_of_tests, base, smallest
+):
+    functions = fused_library_of_tests.functions
+    torch.manual_seed(11)
+    levels = torch.randint(0, 16, (16, 3, GROUP)).float()
+    levels[..., 3], levels[..., 17] = 0, 15
+    step = 32.0 if base < -1000 else 0.125  # what fp16 tells apart there
+    weight = (levels * torch.tensor([step, step * smallest, step]).view(3, 1) + base).view(16, 96)
+    linear, _kept = packed(functions, weight, bits=4)
+    values = torch.zeros(3, 96)
+    for row in range(3):
+        values[row, 32 * row : 32 * row + GROUP] = torch.randn(GROUP)
+    numbers, scales, _sums = quantized_groups(functions, values)
+    again = (numbers.view(3, 3, GROUP) * scales.unsqueeze(2)).view(3, 96).double()
+    expected, largest = again @ weight.T.double(), again.abs() @ weight.T.abs().double()
+    error = (computed(functions, linear, values).double() - expected).abs()
+    # A scale is whole to within half of the output's unit: 2^-15 of its largest scale at worst.
+    assert (error <= largest * 2e-6 + again.abs().sum(dim=1, keepdim=True) * step * 15 * 2**-15).all()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_group_that_is_not_finite_says_so_and_the_others_do_not(fused_library_of_tests, bad):
     values = torch.randn(1, 96)
@@ -169,7 +195,7 @@ def test_a_quantized_group_comes_back_within_half_a_step(fused_library_of_tests)
     grouped = numbers.view(7, 3, GROUP)
     back = grouped * scales.unsqueeze(2)
     assert ((back - values.view(7, 3, GROUP)).abs().amax(dim=2) <= scales * 0.501 + 1e-30).all()
-    assert torch.equal(sums, scales * grouped.sum(dim=2).float())
+    assert torch.equal(sums, scales * (LOWEST_UNITS * grouped.sum(dim=2).float()))
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 48, 577])

@@ -19,6 +19,7 @@ namespace fused {
 constexpr int kBlock = 16;  // outputs that are computed together
 constexpr int kGroup = 32;  // inputs that share a scale
 constexpr int kRange = 32767;  // of int16 activations
+constexpr float kLowestUnits = 32.0f;  // that a lowest level counts in; see linear_four.cpp
 
 inline int num_blocks(int outputs) { return (outputs + kBlock - 1) / kBlock; }
 inline int num_groups(int inputs) { return (inputs + kGroup - 1) / kGroup; }
@@ -30,7 +31,7 @@ inline int padded(int count) { return (count + kGroup - 1) / kGroup * kGroup; }
 struct Activations {
     char *numbers;  // (rows, row_bytes): int16 for eight bits, int8 for four
     float *scales;  // (rows, row_groups): with eight bits the first of a row alone
-    float *sums;    // (rows, row_groups): scale x sum of the group; four bits only
+    float *sums;    // (rows, row_groups): kLowestUnits x scale x sum of the group; four bits only
     int64_t row_bytes;
     int64_t row_groups;
 

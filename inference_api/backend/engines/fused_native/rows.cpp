@@ -93,7 +93,7 @@ void quantize_groups(const float *values, int count, int8_t *out, float *scales,
                                                   _mm256_packs_epi32(rounded[2], rounded[3]));
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm256_permutevar8x32_epi32(packed, order));
         *scales = largest / static_cast<float>(kRange);
-        *sums = *scales * fold(_mm256_cvtepi32_ps(total));  // small integers: exact
+        *sums = *scales * (kLowestUnits * fold(_mm256_cvtepi32_ps(total)));  // small integers: exact
     }
 }
 

@@ -1,7 +1,7 @@
 // What a step does to one row of numbers by itself: norms, quantization, rotation, the gate. Knows no threads.
 //
 // Invariant: sums run over eight lanes and are then folded in one fixed order; nothing here sees a second row. No
-// product is fused with a sum: every operation is rounded by itself, so that fused_torch.py can make the same bits.
+// product is fused with a sum: every operation is rounded by itself, as in fused_torch_rows.py, which makes the same bits.
 // Lengths are multiples of 8 unless said otherwise.
 #pragma once
 
@@ -62,7 +62,7 @@ void rms_norm(const float *values, const float *weights, int count, float epsilo
 float quantize(const float *values, int count, int range, int16_t *out);
 
 // Quantizes each 32 values to int8 by a scale of their own: writes round(value * 127 / max |value|), the scale that
-// undoes it, and scale x sum of the numbers. A group with NaN or infinity has the scale NaN. A multiple of 32 values.
+// undoes it, and kLowestUnits x scale x sum of the numbers. A group with NaN or infinity has the scale NaN. A multiple of 32 values.
 void quantize_groups(const float *values, int count, int8_t *out, float *scales, float *sums);
 
 // Rotates a head's halves against each other by the angles of its position; head_dim is even.

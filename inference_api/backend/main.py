@@ -175,19 +175,28 @@ def load_engine(
         script = mock.MockScript.parse(settings.mock_mode, settings.mock_tokens_per_second, settings.mock_faults)
         return mock.load(image, num_rows=settings.rows, context_tokens=context_tokens, script=script)
     if choice.engine == "fused":
-        from inference_api.backend.engines import fused
-
-        return fused.load(
-            image,
-            num_rows=settings.rows,
-            context_tokens=context_tokens,
-            build_folder=settings.cache_path / ARTEFACTS_FOLDER,
-            num_threads=settings.torch_threads,
-            native=choice.native,
-        )
+        return _load_fused(settings, image, context_tokens, choice.native)
     from inference_api.backend.engines.transformers import load
 
     return load(image, num_rows=settings.rows, context_tokens=context_tokens, num_threads=settings.torch_threads)
+
+
+def _load_fused(settings: Settings, image: ModelImage, context_tokens: int, native: bool) -> Engine:
+    import torch
+
+    from inference_api.backend.engines import fused
+
+    engine = fused.load(
+        image,
+        num_rows=settings.rows,
+        context_tokens=context_tokens,
+        build_folder=settings.cache_path / ARTEFACTS_FOLDER,
+        num_threads=settings.torch_threads,
+        native=native,
+    )
+    if native:
+        torch.set_num_threads(1)  # see fused.load
+    return engine
 
 
 def ready_message(engine: Engine, variant: str, reason: str = "") -> Ready:

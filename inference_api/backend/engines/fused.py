@@ -40,17 +40,18 @@ def load(
     """Build or open the library, pack the weights of `image` and map the KV cache; blocks for seconds.
 
     Without `native` the steps are computed in torch: slower, and with no need of a compiler or of AVX2. `num_threads` 0
-    takes as many as torch does; the number never changes a bit. Raises ModelError in one line for a model, a processor
-    or a system that the engine cannot run on.
+    takes as many as torch does; the number never changes a bit. With `native` they are the library's own, and torch
+    should be set to one: its others spin for milliseconds after each piece of work, on processors that the library
+    needs. Raises ModelError in one line for a model, a processor or a system that the engine cannot run on.
     """
-    if num_threads:
-        torch.set_num_threads(num_threads)
+    num_threads = num_threads or torch.get_num_threads()
     if context_tokens > image.context_tokens:
         raise ModelError(f"a context of {context_tokens} tokens is over the model's {image.context_tokens}")
     computation: Computation
     if native:
-        computation = CppComputation(image, num_rows, context_tokens, build_folder, torch.get_num_threads())
+        computation = CppComputation(image, num_rows, context_tokens, build_folder, num_threads)
     else:
+        torch.set_num_threads(num_threads)
         computation = TorchComputation(image, num_rows=num_rows, context_tokens=context_tokens)
     path = f"fused {computation.identity} torch-{torch.__version__}"
     info = EngineInfo(

@@ -69,13 +69,20 @@ class CppComputation:
 
 
 class CppSelection:
-    """Select the highest logits with the library's threads; see `Selection`."""
+    """Select the highest ids and heads with the library's threads; see `Selection`."""
 
     nucleus = 256
 
     def __init__(self, functions: ctypes.CDLL, engine: int) -> None:
         self._functions = functions
         self._engine = engine
+
+    def highest_ids(self, logits: Tensor) -> list[int | None]:
+        """Return the lowest id of each row's highest logit; see `Selection.highest_ids`."""
+        num_rows, vocab = logits.shape
+        ids = (ctypes.c_int32 * num_rows)()
+        self._functions.fused_highest(self._engine, logits.data_ptr(), vocab, num_rows, ctypes.addressof(ids))
+        return [None if token_id < 0 else token_id for token_id in ids]
 
     def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
         """Return a head for each wish; see `Selection.heads`. Raises MemoryError."""

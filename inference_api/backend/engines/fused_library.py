@@ -94,6 +94,7 @@ _FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     # name: (result, arguments)
     "fused_open": (_POINTER, (_POINTER,)),
     "fused_step": (None, (_POINTER, _POINTER)),
+    "fused_highest": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER)),
     "fused_select": (_INT, (_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, *(_POINTER,) * 4)),
     "fused_close": (None, (_POINTER,)),
     "fused_struct_bytes": (_LONG, (_INT,)),

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from inference_api.backend.engines.base import RowError, RowResult, SampleSpec
@@ -56,20 +55,18 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection = T
     `selection` finds the highest logits; another one is another numeric path. A row with NaN or infinite logits, or
     whose draw fails, gets a RowError; the others are not touched.
     """
-    finite = (torch.isfinite(logits.amin(dim=1)) & torch.isfinite(logits.amax(dim=1))).tolist()  # NaN comes through
     draws = [Draw(-1, error=NON_FINITE)] * len(specs)
-    sound = [row for row in range(len(specs)) if finite[row]]
-    changed = [row for row in sound if changes_logits(specs[row])]
-    plain = [row for row in sound if row not in changed] if changed else sound
-    for row, draw in zip(
-        plain, _draw_rows(_rows_of(logits, plain), [specs[row] for row in plain], selection), strict=True
-    ):
-        draws[row] = draw
+    highest = {row: token_id for row, token_id in enumerate(selection.highest_ids(logits)) if token_id is not None}
+    changed = [row for row in highest if changes_logits(specs[row])]
+    plain = [row for row in highest if row not in changed] if changed else list(highest)
+    drawn = _draw_rows(
+        _rows_of(logits, plain), [specs[row] for row in plain], [highest[row] for row in plain], selection
+    )
     if changed:
-        for row, draw in zip(
-            changed, _draw_changed(logits[changed], [specs[row] for row in changed], selection), strict=True
-        ):
-            draws[row] = draw
+        plain += changed
+        drawn += _draw_changed(logits[changed], [specs[row] for row in changed], selection)
+    for row, draw in zip(plain, drawn, strict=True):
+        draws[row] = draw
     _add_logprobs(draws, logits, specs, selection)
     return draws
 
@@ -133,22 +130,23 @@ def _draw_changed(logits: Tensor, specs: Sequence[SampleSpec], selection: Select
         except RuleError as failure:
             draws[row] = draws[row] if draws[row].error is not None else _failed(failure)
     ready = [row for row, draw in enumerate(draws) if draw.error is None]
+    left = _rows_of(logits, ready)
     for row, draw in zip(
-        ready, _draw_rows(_rows_of(logits, ready), [specs[row] for row in ready], selection), strict=True
+        ready, _draw_rows(left, [specs[row] for row in ready], first_highest(left), selection), strict=True
     ):
         draws[row] = draw
     return draws
 
 
-def _draw_rows(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection) -> list[Draw]:
-    """Draw one id a row of `logits` (rows, vocab); none is NaN, each row's highest is finite."""
-    greedy = [row for row, spec in enumerate(specs) if is_greedy(spec.params)]
-    best = dict(zip(greedy, first_highest(_rows_of(logits, greedy)), strict=True)) if greedy else {}
-    heads = _heads(logits, specs, [row for row in range(len(specs)) if row not in best], selection)
+def _draw_rows(
+    logits: Tensor, specs: Sequence[SampleSpec], highest_ids: Sequence[int], selection: Selection
+) -> list[Draw]:
+    """Draw one id a row of `logits` (rows, vocab); none is NaN, each row's highest is finite and has its lowest id."""
+    heads = _heads(logits, specs, [row for row, spec in enumerate(specs) if not is_greedy(spec.params)], selection)
     draws = []
     for row, spec in enumerate(specs):
         try:
-            draws.append(Draw(best[row] if row in best else _draw(logits[row], spec, heads.get(row))))
+            draws.append(Draw(highest_ids[row] if is_greedy(spec.params) else _draw(logits[row], spec, heads.get(row))))
         except Exception as failure:  # one row's fault must not end the others
             draws.append(_failed(failure))
     return draws

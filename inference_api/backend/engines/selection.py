@@ -40,10 +40,17 @@ class Head(NamedTuple):
 
 
 class Selection(Protocol):
-    """Select heads. What a row gets, above its last logit, depends on that row and its wish alone."""
+    """Select highest ids and heads. What a row gets, above its last logit, depends on that row and its wish alone."""
 
     nucleus: int
     """So many ids are worth wishing for where the border is not known before, as for a top_p alone."""
+
+    def highest_ids(self, logits: Tensor) -> list[int | None]:
+        """Return the lowest id of the highest logit of each row of `logits` (rows, vocab), contiguous.
+
+        None for a row with a logit that is NaN or infinite.
+        """
+        ...
 
     def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
         """Return a head for each wish; `logits` (rows, vocab) fp32 or fp64, contiguous, its wished rows not NaN."""
@@ -54,6 +61,13 @@ class TorchSelection:
     """Select with torch."""
 
     nucleus = 64
+
+    def highest_ids(self, logits: Tensor) -> list[int | None]:
+        """Return the lowest id of each row's highest logit; see `Selection.highest_ids`."""
+        finite = (torch.isfinite(logits.amin(dim=1)) & torch.isfinite(logits.amax(dim=1))).tolist()  # NaN comes through
+        return [
+            token_id if is_finite else None for token_id, is_finite in zip(first_highest(logits), finite, strict=True)
+        ]
 
     def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
         """Return a head for each wish; see `Selection.heads`."""

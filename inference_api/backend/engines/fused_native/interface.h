@@ -69,6 +69,9 @@ struct FusedEngine;
 FusedEngine *fused_open(const FusedModel *model);
 void fused_step(FusedEngine *engine, const FusedStep *step);
 
+// The lowest id of the highest of logits (num_rows, vocab) of each row; -1 if one of the row's is NaN or infinite.
+void fused_highest(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_rows, int32_t *ids);
+
 // The `count` highest logits of each of `num_wishes` rows, and where temperatures[i] > 0 the row's weights; see select.h.
 // logits (any, vocab); rows, temperatures (num_wishes); values, ids (num_wishes, count); block_weights (num_wishes,
 // blocks of 64 ids). Returns 0 if memory is lacking.

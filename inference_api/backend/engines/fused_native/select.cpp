@@ -70,6 +70,23 @@ double weight(const float *block, float highest, float inverse) {
 
 }  // namespace
 
+int32_t highest_id(const float *logits, int vocab) {
+    if (!all_finite(logits, vocab)) return -1;
+    alignas(32) float padded[kSelectBlock];
+    const int blocks = num_select_blocks(vocab);
+    int best = 0;
+    float highest = kImpossible;
+    for (int block = 0; block < blocks; ++block) {
+        const float found = maximum(block_of(logits, vocab, block, padded));
+        if (found > highest) {
+            highest = found;
+            best = block;
+        }
+    }
+    const float *first = logits + best * kSelectBlock;
+    return static_cast<int32_t>(std::find(first, logits + vocab, highest) - logits);
+}
+
 void select_row(const float *logits, int vocab, int count, float temperature, float *values, int32_t *ids,
                 double *block_weights) {
     alignas(32) float padded[kSelectBlock];

@@ -9,6 +9,9 @@ constexpr int kSelectBlock = 64;  // sampling_rules.BLOCK
 
 inline int num_select_blocks(int vocab) { return (vocab + kSelectBlock - 1) / kSelectBlock; }
 
+// Returns the lowest id of the highest of logits (vocab); -1 if one of them is NaN or infinite.
+int32_t highest_id(const float *logits, int vocab);
+
 // Writes the `count` highest of logits (vocab), descending, equal ones by ascending id; count is at most vocab, and no
 // logit is NaN. With a temperature above 0 also the sums of exp((logit - highest) / temperature) of each 64 ids, the
 // last block's maybe of fewer. Everything depends on this row alone.

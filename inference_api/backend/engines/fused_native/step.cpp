@@ -21,7 +21,6 @@
 namespace fused {
 
 constexpr int kTileTokens = 128;  // their activations fit a core's second-level cache
-constexpr int kSharesAMember = 8;  // of a stage: enough that a disturbed core does not hold up the others
 
 // A part of a step: tokens [first, first + count).
 struct Tile {
@@ -73,7 +72,7 @@ struct FusedEngine {
     template <typename Each>
     void share_out(int total, Each each) {
         team.run([&](Team::Member &member) {
-            member.share(total, 1, [&](int first, int last) {
+            member.share(total, [&](int first, int last) {
                 for (int i = first; i < last; ++i) each(i);
             });
         });
@@ -82,8 +81,9 @@ struct FusedEngine {
   private:
     void copy(const FusedCopy &copy, Team::Member &member) {
         if (copy.from_row == copy.to_row) return;
-        member.share(model.num_layers * model.kv_heads, 1, [&](int unit, int) {
-            copy_kv(model, unit / model.kv_heads, unit % model.kv_heads, copy.from_row, copy.to_row, copy.count);
+        member.share(model.num_layers * model.kv_heads, [&](int first, int last) {
+            for (int unit = first; unit < last; ++unit)
+                copy_kv(model, unit / model.kv_heads, unit % model.kv_heads, copy.from_row, copy.to_row, copy.count);
         });
     }
 
@@ -119,22 +119,21 @@ struct FusedEngine {
         for_tokens(tile, member, [&](int token) {
             tile.step->finite[tile.first + token] = all_finite(hidden_of(token), model.hidden);
         });
-        member.share(end - begin, 1, [&](int i, int) {
-            const int token = tile.step->outputs[begin + i] - tile.first;
-            float *normed = attended.data() + static_cast<int64_t>(i) * model.hidden;
-            rms_norm(hidden_of(token), model.final_norm, model.hidden, model.epsilon, normed);
-            quantized.set(i, normed, model.head);
+        member.share(end - begin, [&](int first, int last) {
+            for (int i = first; i < last; ++i) {
+                const int token = tile.step->outputs[begin + i] - tile.first;
+                float *normed = attended.data() + static_cast<int64_t>(i) * model.hidden;
+                rms_norm(hidden_of(token), model.final_norm, model.hidden, model.epsilon, normed);
+                quantized.set(i, normed, model.head);
+            }
         });
         float *logits = tile.step->logits + static_cast<int64_t>(begin) * model.vocab;
         linear(model.head, end - begin, logits, false, member);
     }
 
-    // Units that a member takes at once, of so many in a stage.
-    int share_of(int units) const { return std::max(1, units / (kSharesAMember * team.size())); }
-
     template <typename Each>
     void for_tokens(const Tile &tile, Team::Member &member, Each each) {
-        member.share(tile.count, share_of(tile.count), [&](int first, int last) {
+        member.share(tile.count, [&](int first, int last) {
             for (int token = first; token < last; ++token) each(token);
         });
     }
@@ -142,7 +141,7 @@ struct FusedEngine {
     void linear(const FusedLinear &layer, int rows, float *outputs, bool add, Team::Member &member) {
         const LinearTask task{&layer, quantized, rows, outputs, add};
         const int blocks = rows > 0 ? num_blocks(layer.outputs) : 0;
-        member.share(blocks, share_of(blocks), [&](int first, int last) { run_linear(task, first, last); });
+        member.share(blocks, [&](int first, int last) { run_linear(task, first, last); });
     }
 
     // Norms and rotates a token's query and key heads, and stores its keys and values.
@@ -165,7 +164,7 @@ struct FusedEngine {
     void attend_all(const Tile &tile, int index, Team::Member &member) {
         const int64_t group_width = static_cast<int64_t>(attention_width / model.kv_heads);
         const int units = tile.count * model.kv_heads;
-        member.share(units, share_of(units), [&](int first, int last) {
+        member.share(units, [&](int first, int last) {
             for (int unit = first; unit < last; ++unit) {
                 const int kv_head = unit / tile.count, token = unit % tile.count;
                 attend(model, index, tile.row(token), kv_head, tile.position(token),
@@ -207,6 +206,10 @@ extern "C" FusedEngine *fused_open(const FusedModel *model) {
 }
 
 extern "C" void fused_step(FusedEngine *engine, const FusedStep *step) { engine->run(*step); }
+
+extern "C" void fused_highest(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_rows, int32_t *ids) {
+    engine->share_out(num_rows, [&](int row) { ids[row] = highest_id(logits + static_cast<int64_t>(row) * vocab, vocab); });
+}
 
 extern "C" int32_t fused_select(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_wishes,
                                 const int32_t *rows, int32_t count, const float *temperatures, float *values,

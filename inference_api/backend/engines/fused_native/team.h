@@ -22,12 +22,11 @@ class Team {
     // One member's way through the stages of a run. Every member must pass the same stages with the same totals.
     class Member {
       public:
-        // Hands out [0, total) of the next stage in shares of `step` as take(first, last); returns when all are done,
-        // and what they wrote is seen.
+        // Hands out [0, total) of the next stage in shares, as take(first, last); returns when all are done, and what
+        // they wrote is seen.
         template <typename Take>
-        void share(int total, int step, Take take) {
-            if (total <= 0) return;
-            team_.share(stage_++, static_cast<uint32_t>(total), static_cast<uint32_t>(step), take);
+        void share(int total, Take take) {
+            if (total > 0) team_.share(stage_++, static_cast<uint32_t>(total), take);
         }
 
         const int number;  // 0: the caller
@@ -71,11 +70,15 @@ class Team {
 
   private:
     static constexpr int kSpins = 1000;
+    static constexpr uint32_t kSharesAMember = 4;  // of what is left
     static constexpr int kClosed = 1 << 30;
 
-    // state_ is the running stage (high half) and the first unit of it that is not taken (low half).
+    // state_ is the running stage (high half) and the first unit of it that is not taken (low half). Shares grow smaller
+    // towards a stage's end, so that members end it together and yet take few (guided self-scheduling: Polychronopoulos
+    // and Kuck, 1987).
     template <typename Take>
-    void share(uint32_t stage, uint32_t total, uint32_t step, Take take) {
+    void share(uint32_t stage, uint32_t total, Take take) {
+        const uint32_t parts = kSharesAMember * static_cast<uint32_t>(size_);
         uint64_t state = state_.load(std::memory_order_acquire);
         while (state >> 32 == stage) {
             const uint32_t first = static_cast<uint32_t>(state);
@@ -84,8 +87,8 @@ class Team {
                 state = state_.load(std::memory_order_acquire);
                 continue;
             }
-            if (!state_.compare_exchange_weak(state, state + step, std::memory_order_acq_rel)) continue;
-            const uint32_t last = std::min(first + step, total);
+            const uint32_t last = first + std::max(1u, (total - first) / parts);
+            if (!state_.compare_exchange_weak(state, state + (last - first), std::memory_order_acq_rel)) continue;
             take(static_cast<int>(first), static_cast<int>(last));
             if (done_.fetch_add(last - first, std::memory_order_acq_rel) + (last - first) == total) {
                 // Nobody is in this stage any more: a share that is taken is a share that is not yet done.

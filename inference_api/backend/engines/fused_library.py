@@ -26,11 +26,11 @@ SOURCES = Path(__file__).with_name("fused_native")
 NUMERIC_PATH = "4-bit and int8 weights, int8 and int16 activations, int8 KV, AVX2"
 """What the library computes in, for people; it names the layout of packed weights too."""
 
-INSTRUCTION_SETS = ("avx2", "f16c", "fma")
+INSTRUCTION_SETS = ("avx2", "f16c")
 """What the kernels need of the processor, in the words of /proc/cpuinfo."""
 
 COMPILER = "g++"
-# Without contraction a product and a sum round twice wherever the code does not say that they round once.
+# Without contraction a product and a sum round twice wherever they stand, in a vector or behind its end.
 FLAGS = (
     *("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"),
     *(f"-m{name}" for name in INSTRUCTION_SETS),

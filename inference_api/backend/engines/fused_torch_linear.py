@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference_api.backend.engines.fused_levels import GROUP, LOWEST_UNITS, Levels, find_levels, find_units
-from inference_api.backend.engines.fused_torch_rows import multiply_add, quantize
+from inference_api.backend.engines.fused_torch_rows import quantize
 from inference_api.backend.engines.fused_weights import LinearWeights
 
 MAX_WEIGHT = 127
@@ -55,8 +55,8 @@ class EightBitLinear:
         for first in range(0, len(digits), num_groups):
             part = slice(first, first + num_groups)
             low_sums, high_sums = (digits[part] @ self._weight[part]).double().chunk(2, dim=1)
-            for product, scale in zip((low_sums + DIGIT * high_sums).float(), self._scales[part], strict=True):
-                outputs = multiply_add(product, scale, outputs)
+            for product in (low_sums + DIGIT * high_sums).float().mul_(self._scales[part]):
+                outputs += product
         outputs *= scales
         return outputs if self._bias is None else outputs + self._bias
 
@@ -85,10 +85,10 @@ class FourBitLinear:
             part = slice(first, first + num_groups)
             products = integers[part] @ self._levels[part]  # below 2^24, so exact
             scaled = (products.double() * self._scales[part]).float()  # below 2^31, rounded once
-            for product, scale, row_sum, lowest in zip(
-                scaled, scales[part], sums[part], self._lowest[part], strict=True
-            ):
-                outputs = multiply_add(row_sum, lowest, multiply_add(product, scale, outputs))
+            scaled.mul_(scales[part])
+            for product, lowest in zip(scaled, sums[part] * self._lowest[part], strict=True):
+                outputs += product
+                outputs += lowest
         outputs *= self._units
         return outputs if self._bias is None else outputs + self._bias
 

@@ -2,8 +2,7 @@
 
 Norms, quantization, rotation and the gate. Int8 activations turn a difference in the last bit into a step of their
 own, so these functions do the same additions, multiplications and divisions in the same order: each is an elementwise
-operation of fp32, which IEEE 754 rounds in one way, and sums run over eight lanes. What the linear layers fuse there,
-`multiply_add` rounds once here. A row's bits depend on that row
+operation of fp32, which IEEE 754 rounds in one way, and sums run over eight lanes. A row's bits depend on that row
 alone. Knows no layers and no cache.
 """
 
@@ -27,10 +26,6 @@ _COEFFICIENTS = (
 )
 _EXPONENT_BIAS = 127
 _FRACTION_BITS = 23
-_LOST_BITS = 2**29 - 1
-"""Of an fp64 number's fraction, in fp32."""
-
-_HALF_A_BIT = 2**28
 
 
 def lane_sum(values: Tensor) -> Tensor:
@@ -47,21 +42,6 @@ def fold(lanes: Tensor) -> Tensor:
     halves = lanes[..., :4] + lanes[..., 4:]
     quarters = halves[..., :2] + halves[..., 2:]
     return quarters[..., :1] + quarters[..., 1:]
-
-
-def multiply_add(left: Tensor, right: Tensor, addend: Tensor) -> Tensor:
-    """Return left x right + addend of fp32, rounded once; exact where the result is no subnormal number."""
-    product = left.double() * right.double()  # exact: 24 and 24 bits are less than 53
-    total = product + addend
-    result = total.float()
-    # Rounded to fp64 first, a total may have come to lie in the middle of two fp32 numbers: what it lost decides then.
-    in_the_middle = (total.view(torch.int64) & _LOST_BITS) == _HALF_A_BIT
-    if in_the_middle.any():
-        rounded = total - product
-        lost = (product - (total - rounded)) + (addend - rounded)  # Knuth's exact error of a sum
-        nearer = torch.nextafter(total, torch.where(lost > 0, torch.inf, -torch.inf).double())
-        result = torch.where(in_the_middle & (lost != 0), nearer.float(), result)
-    return result
 
 
 def rms_norm(values: Tensor, weights: Tensor, epsilon: float) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 
 from inference_api.backend.engines.fused_levels import LOWEST_UNITS
 from inference_api.backend.engines.fused_library import Layer, Linear, Model
-from inference_api.backend.engines.fused_torch_rows import multiply_add
 
 pytestmark = pytest.mark.torch
 
@@ -85,7 +84,7 @@ def test_a_layer_of_eight_bits_equals_integer_arithmetic_exactly(fused_library_o
     expected = torch.zeros(rows, outputs)
     for group in range(integers.shape[1]):
         sums = activations.view(rows, -1, GROUP)[:, group] @ integers[:, group].T  # (rows, outputs), int64
-        expected = multiply_add(sums.float(), weight_scales[:, group], expected)
+        expected += sums.float() * weight_scales[:, group]
     assert torch.equal(computed(functions, linear, values), expected * scales.unsqueeze(1) + bias)
 
 

@@ -20,7 +20,6 @@ from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.fused import FusedEngine
 from inference_api.backend.engines.fused_computation import KvCopy, StepTokens
 from inference_api.backend.engines.fused_torch_linear import EightBitLinear, FourBitLinear
-from inference_api.backend.engines.fused_torch_rows import multiply_add
 from inference_api.backend.engines.fused_weights import LinearWeights
 from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.messages import SamplingParams
@@ -272,7 +271,7 @@ def test_a_layer_of_eight_bits_equals_integer_arithmetic_exactly(inputs):
     padded = torch.nn.functional.pad(integers.long(), (0, -inputs % GROUP)).view(6, -1, GROUP)
     expected = torch.zeros(6, 19)
     for group, numbers in enumerate(layer._weight.long()):
-        expected = multiply_add((padded[:, group] @ numbers).float(), layer._scales[group], expected)
+        expected += (padded[:, group] @ numbers).float() * layer._scales[group]
     assert torch.equal(layer(values), expected * scales + bias)
 
 

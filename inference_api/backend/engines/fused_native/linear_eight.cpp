@@ -26,8 +26,8 @@ constexpr float kMaxWeight = 127.0f;
 
 // What a group's integer sums of 8 outputs are worth, added to what the groups before it are.
 inline void add_group(float *totals, __m256i sums, const float *scales) {
-    const __m256 values = _mm256_cvtepi32_ps(sums);
-    _mm256_store_ps(totals, _mm256_fmadd_ps(values, _mm256_loadu_ps(scales), _mm256_load_ps(totals)));
+    const __m256 values = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_loadu_ps(scales));
+    _mm256_store_ps(totals, _mm256_add_ps(_mm256_load_ps(totals), values));
 }
 
 template <int Rows>

@@ -1,7 +1,7 @@
 // What a step does to one row of numbers by itself: norms, quantization, rotation, the gate. Knows no threads.
 //
 // Invariant: sums run over eight lanes and are then folded in one fixed order; nothing here sees a second row. No
-// product is fused with a sum: every operation is rounded by itself, as in fused_torch_rows.py, which makes the same bits.
+// product is fused with a sum: every operation is rounded by itself, so that fused_torch.py can make the same bits.
 // Lengths are multiples of 8 unless said otherwise.
 #pragma once
 

@@ -8,6 +8,7 @@ loaded is told to the supervisor as Fatal, because a restart would not help.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import logging
 import secrets
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import DecodeLoop, Inbox, check_engine
@@ -29,7 +31,7 @@ from inference_api.backend.warmup import warm_up
 from inference_api.config import Settings
 from inference_api.debug_log import DebugLog, StackTrace
 from inference_api.engine_artefacts import ARTEFACTS_FOLDER
-from inference_api.errors import InferenceApiError
+from inference_api.errors import InferenceApiError, SettingError
 from inference_api.logs import set_up_logging
 from inference_api.messages import Drained, ErrorInfo, Failed, Fatal, Heartbeat, Loading, Ready
 from inference_api.model_image import ModelImage
@@ -117,14 +119,15 @@ class Backend:
         image = ModelImage.open(settings.image_link.resolve())
         context_tokens = min(settings.context_tokens, image.context_tokens)
         choice = choose_engine(settings, image, build_obstacle)
-        logger.info("engine %s%s", choice.engine, f", because {choice.reason}" if choice.reason else "")
+        _log_choice(choice)
         needed_bytes = choice.needed_bytes(image, settings.rows, context_tokens)
         check_memory(needed_bytes, free_bytes(), settings.rows, context_tokens)
         self._report_stage("loading the weights", began)
         with one_line_shortage(settings.rows, context_tokens):
             engine = load_engine(settings, image, context_tokens, choice)
         self._report_stage("warming up", began)
-        budget = warm_up(engine, settings.prefill_chunk_tokens, settings.watchdog_seconds)
+        with _reason_beside(choice):
+            budget = warm_up(engine, settings.prefill_chunk_tokens, settings.watchdog_seconds)
         check_engine(engine)
         logger.info("prefill budget: %d to %d tokens a step", budget.beside_tokens, budget.alone_tokens)
         # Special ids have no text: the server skips them, so a stop sequence cannot match in them either.
@@ -197,6 +200,30 @@ def _load_fused(settings: Settings, image: ModelImage, context_tokens: int, nati
     if native:
         torch.set_num_threads(1)  # see fused.load
     return engine
+
+
+def _log_choice(choice: EngineChoice) -> None:
+    """Log which engine starts; what slows it down unasked is a warning, for nothing before the card tells."""
+    reason = f", because {choice.reason}" if choice.reason else ""
+    if _is_fallback(choice):
+        logger.warning("engine %s in torch, some thirty times slower%s", choice.engine, reason)
+    else:
+        logger.info("engine %s%s", choice.engine, reason)
+
+
+def _is_fallback(choice: EngineChoice) -> bool:
+    return choice.engine == "fused" and not choice.native
+
+
+@contextlib.contextmanager
+def _reason_beside(choice: EngineChoice) -> Iterator[None]:
+    """Let the refusal of a slow engine say why that one was taken: this is what its reader can mend."""
+    try:
+        yield
+    except SettingError as error:
+        if not _is_fallback(choice):
+            raise
+        raise SettingError(f"{error}; the engine computes in torch, because {choice.reason}") from error
 
 
 def ready_message(engine: Engine, variant: str, reason: str = "") -> Ready:

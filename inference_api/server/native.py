@@ -95,7 +95,7 @@ class NativeRoutes:
 
     def _start(self, native: NativeRequest, token_ids: list[int]) -> Generation:
         context, call = self._context, current_call()
-        max_tokens = context.limits.fit_max_tokens(native.max_tokens, len(token_ids))
+        max_tokens = context.limits.fit_max_tokens(native.max_tokens, len(token_ids), native.min_tokens)
         stops = [native.stop_sequence] if native.stop_sequence else []
         seed = secrets.randbits(63) if native.seed is None else native.seed
         call.response_headers["X-Inference-Seed"] = str(seed)

@@ -87,18 +87,25 @@ class NativeLimits:
     stop_ids: frozenset[int] = frozenset()
     """The model's own ends."""
 
-    def fit_max_tokens(self, max_tokens: int, num_prompt_tokens: int) -> int:
+    def fit_max_tokens(self, max_tokens: int, num_prompt_tokens: int, min_tokens: int = 0) -> int:
         """Clamp `max_tokens` to the room that the prompt leaves in the context; at least 1.
 
         A prompt that fills the context still gets one token, which needs no slot of its own. Raises
-        PromptTooLongError, naming both numbers, for a longer one: nothing is ever cropped.
+        PromptTooLongError, naming both numbers, for a longer one: nothing is ever cropped; and InvalidRequestError if
+        the room is less than `min_tokens`.
         """
         if num_prompt_tokens > self.context_tokens:
             raise PromptTooLongError(
                 f"The prompt is {num_prompt_tokens} tokens long and the context is {self.context_tokens}."
                 " Shorten the prompt."
             )
-        return min(max_tokens, max(1, self.context_tokens - num_prompt_tokens))
+        room = max(1, self.context_tokens - num_prompt_tokens)
+        if min_tokens > room:
+            raise InvalidRequestError(
+                f"Parameter: min_tokens={min_tokens} is outside bounds, 0 <= min_tokens <= {room}: the prompt is"
+                f" {num_prompt_tokens} tokens long and the context is {self.context_tokens}."
+            )
+        return min(max_tokens, room)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

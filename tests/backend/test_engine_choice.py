@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference_api.backend import engine_choice
+from inference_api.backend import engine_choice, main
 from inference_api.backend.engine_choice import EngineChoice, build_obstacle, choose_engine
 from inference_api.backend.engines import fused_library
 from inference_api.backend.engines.base import EngineInfo
@@ -122,3 +122,16 @@ def test_the_card_and_info_say_why_the_engine_is_not_the_fastest(image_of) -> No
     info: EngineInfo = engine.info
     assert ready_message(engine, "").device == info.device
     assert ready_message(engine, "", "g++ is not installed").device == f"{info.device}, because g++ is not installed"
+
+
+def test_the_refusal_of_a_slow_engine_says_why_it_was_taken_and_only_then() -> None:
+    slow = EngineChoice("fused", reason="g++ is not installed")
+    with pytest.raises(SettingError, match=r"^too slow; the engine computes in torch, because g\+\+ is not installed$"):
+        refuse_beside(slow)
+    with pytest.raises(SettingError, match="^too slow$"):
+        refuse_beside(EngineChoice("fused", native=True))
+
+
+def refuse_beside(choice: EngineChoice) -> None:
+    with main._reason_beside(choice):
+        raise SettingError("too slow")

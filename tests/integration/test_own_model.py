@@ -61,4 +61,6 @@ def test_without_a_compiler_the_fast_engine_serves_in_torch_and_the_card_says_wh
             "cpu (4-bit and int8 weights, int8 and int16 activations, int8 KV, torch), because g++ is not installed"
         )
         assert (info["engine"], info["device"], info["row_independent"]) == ("fused", device, True)
-        assert f"fused on {device}, digest " in service.log.read_text()
+        log = service.log.read_text()
+        assert f"fused on {device}, digest " in log
+        assert "engine fused in torch, some thirty times slower, because g++ is not installed" in log

@@ -174,6 +174,7 @@ def test_an_answer_gets_the_room_that_the_prompt_leaves() -> None:
     assert limits.fit_max_tokens(7, 4) == 6
     assert limits.fit_max_tokens(7, 9) == 1
     assert limits.fit_max_tokens(7, 10) == 1
+    assert limits.fit_max_tokens(7, 4, 6) == 6
 
 
 def test_a_prompt_over_the_context_is_refused_with_both_numbers() -> None:
@@ -208,3 +209,12 @@ def test_any_bytes_as_body_make_a_request_or_a_400(body: bytes | str) -> None:
         assert isinstance(_parse(body), NativeRequest)
     except InvalidRequestError:
         return
+
+
+def test_a_prompt_that_leaves_no_room_for_min_tokens_is_refused_with_both_numbers() -> None:
+    text = (
+        r"^Parameter: min_tokens=7 is outside bounds, 0 <= min_tokens <= 6: "
+        r"the prompt is 4 tokens long and the context is 10\.$"
+    )
+    with pytest.raises(InvalidRequestError, match=text):
+        NativeLimits(context_tokens=10).fit_max_tokens(7, 4, 7)

@@ -91,6 +91,25 @@ def num_elements(file: Path) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
+def stored_type(folder: Path, tensor: str) -> str | None:
+    """Return the type that a checkpoint's safetensors files hold `tensor` in, such as F32 or BF16; None if none has it.
+
+    Raises ModelError for missing and for broken files.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for file in weight_files(folder):
+        if file.suffix != ".safetensors":
+            continue
+        try:
+            with safe_open(str(file), framework="numpy") as tensors:
+                if tensor in tensors.keys():  # noqa: SIM118 - not a mapping
+                    return str(tensors.get_slice(tensor).get_dtype())
+        except SafetensorError as error:
+            raise ModelError(f"{folder.name}/{file.name} is broken: {one_line(error)}") from None
+    return None
+
+
 def texts_of(path: Path) -> TokenizerTexts:
     """Read the special texts and the chat template of a checkpoint; what is not there is empty."""
     config = {**optional_json(path / "special_tokens_map.json"), **optional_json(path / "tokenizer_config.json")}

@@ -21,7 +21,7 @@ DEFAULT_WEIGHT_BYTES = 134_515_008 * 4
 DEFAULT_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
 """What the default model takes in memory, in fp32: 30 layers of keys and values, 3 heads of 64 (its config.json)."""
 DEFAULT_CONTEXT_TOKENS = 8192
-FP32_BITS, FAST_WEIGHT_BITS, FAST_KV_BITS = 32, 9, 10
+FP32_BITS, FAST_WEIGHT_BITS, TORCH_WEIGHT_BITS, FAST_KV_BITS = 32, 9, 36, 10
 """Of a number in fp32, and in the fast engine as `engine_choice.py` has it."""
 
 
@@ -32,10 +32,10 @@ def check_engine(settings: Settings, image: ModelImage) -> list[Finding]:
 
     try:
         choice = choose_engine(settings, image, find_obstacle)
+        context_tokens = min(settings.context_tokens, image.context_tokens)
+        needed_bytes = choice.needed_bytes(image, settings.rows, context_tokens)
     except InferenceApiError as error:
         return [Finding("engine", "fault", str(error), "or leave INFERENCE_API_ENGINE away")]
-    context_tokens = min(settings.context_tokens, image.context_tokens)
-    needed_bytes = choice.needed_bytes(image, settings.rows, context_tokens)
     return [_engine_finding(choice.engine, choice.reason), _check_memory(settings, needed_bytes, context_tokens)]
 
 
@@ -47,8 +47,10 @@ def check_default_engine(settings: Settings) -> list[Finding]:
         from inference_api.backend.engines.fused_library import find_obstacle
 
         choice = choose_engine(settings, None, find_obstacle)
-        weight_bits = FAST_WEIGHT_BITS if choice.native else FP32_BITS
-        kv_bits = FAST_KV_BITS if choice.engine == "fused" else FP32_BITS
+        if choice.engine != "fused":
+            weight_bits, kv_bits = FP32_BITS, FP32_BITS
+        elif not choice.native:
+            weight_bits = TORCH_WEIGHT_BITS
         findings.append(_engine_finding(choice.engine, choice.reason))
     except ImportError:
         pass

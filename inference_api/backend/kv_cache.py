@@ -122,9 +122,7 @@ class RowPool:
 
         An owner between two chunks may begin again too, with a prefix that another row has computed meanwhile.
         """
-        num_missing = len(owner.token_ids) - 1 - owner.num_computed_tokens
-        may_search = self._remembers and num_missing >= MIN_REUSED_TOKENS and owner.row not in self._sources
-        prefix = self._longest_prefix(owner) if may_search else None
+        prefix = self._longest_prefix(owner) if self._may_search(owner) else None
         if prefix is not None:
             self._used_at[prefix.source_row] = next(self._uses)
             if prefix.source_row != owner.row:
@@ -133,6 +131,11 @@ class RowPool:
             self._begun.add(owner.row)
             self._holders[owner.row] = owner
         return prefix
+
+    def _may_search(self, owner: RowOwner) -> bool:
+        """Tell whether `owner` can gain from a prefix, and may write one: nobody copies from its row in this plan."""
+        num_missing = len(owner.token_ids) - 1 - owner.num_computed_tokens
+        return self._remembers and num_missing >= MIN_REUSED_TOKENS and owner.row not in self._sources
 
     def _longest_prefix(self, owner: RowOwner) -> PrefixCopy | None:
         """Find the row with the most of what `owner` has yet to compute; its own comes first among equals."""

@@ -185,8 +185,6 @@ def load_engine(
 
 
 def _load_fused(settings: Settings, image: ModelImage, context_tokens: int, native: bool) -> Engine:
-    import torch
-
     from inference_api.backend.engines import fused
 
     engine = fused.load(
@@ -198,7 +196,7 @@ def _load_fused(settings: Settings, image: ModelImage, context_tokens: int, nati
         native=native,
     )
     if native:
-        torch.set_num_threads(1)  # see fused.load
+        fused.leave_processors_to_the_library()
     return engine
 
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from inference_api.backend import engine_choice, main
 from inference_api.backend.engine_choice import EngineChoice, build_obstacle, choose_engine
@@ -42,6 +44,10 @@ def image_of(tmp_path: Path):
     return build
 
 
+def save_embedding(image: ModelImage, dtype: type) -> None:
+    save_file({"model.embed_tokens.weight": np.zeros((2, 2), dtype)}, image.path / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -57,6 +63,12 @@ def test_a_model_that_the_fast_engine_computes_gets_it_unless_the_settings_say_o
 ) -> None:
     assert choose_engine(Settings(**given), image_of(**LLAMA), no_obstacle) == expected
     assert choose_engine(Settings(**given), None, no_obstacle) == expected
+
+
+def test_a_config_that_leaves_out_what_has_a_default_gets_the_fast_engine_and_a_broken_one_the_other(image_of) -> None:
+    assert choose_engine(Settings(), image_of(model_type="mistral"), no_obstacle) == EngineChoice("fused", native=True)
+    broken = choose_engine(Settings(), image_of(model_type="mistral", num_attention_heads=None), no_obstacle)
+    assert broken.engine == "transformers" and broken.reason.endswith("does not compute num_attention_heads None")
 
 
 def test_another_architecture_gets_the_engine_that_runs_any_and_is_refused_where_the_fast_one_is_named(
@@ -80,12 +92,17 @@ def test_the_exact_type_and_the_fast_engine_exclude_each_other() -> None:
 
 
 def test_the_need_of_memory_is_the_chosen_engines(image_of) -> None:
-    image = ModelImage(**{**vars(image_of(**LLAMA)), "weight_bytes": 4000, "kv_bytes_per_token": 8})
-    needs = [
-        choice.needed_bytes(image, 3, 100)
-        for choice in (EngineChoice("fused", native=True), EngineChoice("fused"), EngineChoice("transformers"))
-    ]
-    assert needs == [4000 * 9 // 32 + 2400 * 10 // 32, 4000 + 2400 * 10 // 32, 4000 + 2400]
+    image = ModelImage(**{**vars(image_of(**LLAMA)), "weight_bytes": 3200, "kv_bytes_per_token": 8})
+    choices = (EngineChoice("fused", native=True), EngineChoice("fused"), EngineChoice("transformers"))
+    save_embedding(image, np.float32)
+    needs = [choice.needed_bytes(image, 3, 100) for choice in choices]
+    assert needs == [900 + 750, 3600 + 750, 3200 + 2400]
+    save_embedding(image, np.float16)  # fp32 of it is made, and mapped from nowhere
+    made = image.vocab_size * 64 * 4
+    assert [choice.needed_bytes(image, 3, 100) for choice in choices] == [needs[0] + made, needs[1] + made, needs[2]]
+    (image.path / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ModelError, match=r"model\.safetensors is broken"):
+        choices[0].needed_bytes(image, 3, 100)
 
 
 def test_a_missing_compiler_and_a_lacking_processor_are_told_without_building(
@@ -128,7 +145,7 @@ def test_the_refusal_of_a_slow_engine_says_why_it_was_taken_and_only_then() -> N
     slow = EngineChoice("fused", reason="g++ is not installed")
     with pytest.raises(SettingError, match=r"^too slow; the engine computes in torch, because g\+\+ is not installed$"):
         refuse_beside(slow)
-    with pytest.raises(SettingError, match="^too slow$"):
+    with pytest.raises(SettingError, match=r"^too slow$"):
         refuse_beside(EngineChoice("fused", native=True))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from inference_api.backend.engines.base import EngineInfo, RowPlan, RowResult, StepPlan, StepResult
+from inference_api.backend.engines.code_digest import digest_of_code
 from inference_api.backend.engines.fused_computation import Computation, KvCopy, StepTokens
 from inference_api.backend.engines.fused_cpp import CppComputation
 from inference_api.backend.engines.fused_torch import TorchComputation
@@ -26,6 +27,9 @@ from inference_api.model_image import ModelImage
 
 MAX_DRAFT_TOKENS = 16
 """Drafts a row and step: as many as the setting allows."""
+
+DRAWING = ("sampler.py", "sampling_rules.py", "logit_rules.py", "selection.py", "fused_cpp.py", "philox.py")
+"""The code that makes ids of logits; what makes the logits, the computation's `identity` names."""
 
 
 def load(
@@ -40,9 +44,8 @@ def load(
     """Build or open the library, pack the weights of `image` and map the KV cache; blocks for seconds.
 
     Without `native` the steps are computed in torch: slower, and with no need of a compiler or of AVX2. `num_threads` 0
-    takes as many as torch does; the number never changes a bit. With `native` they are the library's own, and torch
-    should be set to one: its others spin for milliseconds after each piece of work, on processors that the library
-    needs. Raises ModelError in one line for a model, a processor or a system that the engine cannot run on.
+    takes as many as torch does; the number never changes a bit. Raises ModelError in one line for a model, a processor
+    or a system that the engine cannot run on.
     """
     num_threads = num_threads or torch.get_num_threads()
     if context_tokens > image.context_tokens:
@@ -53,7 +56,7 @@ def load(
     else:
         torch.set_num_threads(num_threads)
         computation = TorchComputation(image, num_rows=num_rows, context_tokens=context_tokens)
-    path = f"fused {computation.identity} torch-{torch.__version__}"
+    path = f"fused {computation.identity} drawing-{digest_of_code(*DRAWING)} torch-{torch.__version__}"
     info = EngineInfo(
         engine="fused",
         model=image.name,
@@ -69,6 +72,15 @@ def load(
         max_draft_tokens=MAX_DRAFT_TOKENS,
     )
     return FusedEngine(computation, info)
+
+
+def leave_processors_to_the_library() -> None:
+    """Let torch compute in one thread from now on, in a process whose engine is the library alone.
+
+    After each piece of work that torch shares out its other threads spin for milliseconds, on processors that the
+    library's own threads need for the next step.
+    """
+    torch.set_num_threads(1)
 
 
 class FusedEngine:

@@ -34,7 +34,7 @@ class CppComputation:
         sizes = {"num_rows": num_rows, "context_tokens": context_tokens, "num_threads": num_threads}
         model = PackedModel(library, image, packed_weights(library, image, build_folder), **sizes)
         self.numeric_path = NUMERIC_PATH
-        self.identity = f"{NUMERIC_PATH} library-{library.sha256}"
+        self.identity = f"{NUMERIC_PATH} packing-{library.packing}"  # which names the library too
         self.weight_bytes = model.weight_bytes
         self.kv_bytes = model.kv_bytes
         self._functions = library.functions

@@ -17,7 +17,10 @@ TOP_LEVEL = 15
 MAX_SCALE = 2**15 - 1
 MAX_HALF = 65504.0
 LOWEST_UNITS = 32.0
-"""Units of an output that a lowest level counts in: as many as let it be an fp16 where a scale is an int16."""
+"""Units of an output that a lowest level counts in: as many as let it be an fp16 where a scale is an int16.
+
+It may then be 64 times the output's largest scale and more; beyond, a larger unit would hold the scales less well.
+"""
 
 TOLERANCE = 1e-6
 """Of a group's largest weight: what fp32 rounds away when a weight is made of its level."""
@@ -35,7 +38,7 @@ class Levels(NamedTuple):
 
 
 def find_levels(weight: Tensor) -> Levels | None:
-    """Return the levels of `weight` (outputs, inputs), fp32; None if it does not lie on 16 a group."""
+    """Return the levels of `weight` (outputs, inputs), fp32; None if four bits do not hold it without loss."""
     outputs, inputs = weight.shape
     if inputs % GROUP or not weight.isfinite().all():
         return None
@@ -47,7 +50,14 @@ def find_levels(weight: Tensor) -> Levels | None:
     again = scales.unsqueeze(2) * numbers + lowest.unsqueeze(2)
     largest = lowest.abs().maximum(highest.abs()).unsqueeze(2)
     fits = (lowest.half().float() == lowest).all() and (numbers <= TOP_LEVEL).all()
-    return Levels(numbers, scales, lowest) if fits and ((again - grouped).abs() <= TOLERANCE * largest).all() else None
+    found = Levels(numbers, scales, lowest)
+    return found if fits and _holds_scales(found) and ((again - grouped).abs() <= TOLERANCE * largest).all() else None
+
+
+def _holds_scales(levels: Levels) -> bool:
+    """Tell whether each unit is the smallest that the scales let it be: a larger one holds them less well."""
+    largest = levels.scales.amax(dim=1, keepdim=True)  # (outputs, 1)
+    return bool(((largest == 0) | (2 * largest > MAX_SCALE * find_units(levels))).all())
 
 
 def find_units(levels: Levels) -> Tensor:

@@ -17,6 +17,7 @@ import subprocess
 from pathlib import Path
 
 from inference_api import half_finished
+from inference_api.backend.engines.code_digest import digest_of_code
 from inference_api.cache_folder import locked
 from inference_api.errors import ModelError
 from inference_api.model_image import file_sha256
@@ -120,8 +121,9 @@ class Library:
 
     @property
     def packing(self) -> str:
-        """Digest of all that decides how weights are packed."""
-        return hashlib.sha256(f"{self.sha256} {NUMERIC_PATH}".encode()).hexdigest()
+        """Digest of all that decides what packed weights hold: the library, and the code that hands it the model."""
+        code = digest_of_code("fused_packed.py", "fused_weights.py", "fused_shape.py")
+        return hashlib.sha256(f"{self.sha256} {NUMERIC_PATH} {code}".encode()).hexdigest()
 
 
 def open_library(folder: Path, cpu_flags: frozenset[str] | None = None) -> Library:
@@ -130,12 +132,8 @@ def open_library(folder: Path, cpu_flags: frozenset[str] | None = None) -> Libra
     `cpu_flags` are this processor's unless given. Raises ModelError for a processor without the instructions, a missing
     compiler, a failed compilation and a folder that cannot be written.
     """
-    flags = read_cpu_flags() if cpu_flags is None else cpu_flags
-    if missing := [name for name in INSTRUCTION_SETS if name not in flags]:
-        raise ModelError(
-            f"the engine fused needs instructions that this processor lacks: {', '.join(missing)}; "
-            "set INFERENCE_API_ENGINE=transformers"
-        )
+    if obstacle := _processor_obstacle(cpu_flags):
+        raise ModelError(f"the engine fused cannot run here: {obstacle}; set INFERENCE_API_ENGINE=transformers")
     try:
         path = _find_built(folder) or _build_once(folder)
         return Library(_bind(ctypes.CDLL(str(path))), file_sha256(path))
@@ -148,9 +146,8 @@ def open_library(folder: Path, cpu_flags: frozenset[str] | None = None) -> Libra
 
 def find_obstacle(folder: Path, cpu_flags: frozenset[str] | None = None) -> str:
     """Say in a few words why `open_library` would fail, as far as that can be told without building; else return ''."""
-    flags = read_cpu_flags() if cpu_flags is None else cpu_flags
-    if missing := [name for name in INSTRUCTION_SETS if name not in flags]:
-        return f"this processor lacks {', '.join(missing)}"
+    if obstacle := _processor_obstacle(cpu_flags):
+        return obstacle
     if shutil.which(COMPILER) is None and not is_built(folder):
         return f"{COMPILER} is not installed"
     return ""
@@ -168,6 +165,13 @@ def read_cpu_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def _processor_obstacle(cpu_flags: frozenset[str] | None) -> str:
+    """Name the instructions that the processor lacks, or return ''."""
+    flags = read_cpu_flags() if cpu_flags is None else cpu_flags
+    missing = [name for name in INSTRUCTION_SETS if name not in flags]
+    return f"this processor lacks {', '.join(missing)}" if missing else ""
 
 
 def _sources_digest() -> str:
@@ -209,7 +213,7 @@ def _find_compiler() -> str:
 
 
 def _build(compiler: str, folder: Path, target: Path) -> Path:
-    """Compile all sources into one library, which takes its name when it is whole."""
+    """Compile all sources into one library, which takes its name when it is whole and is then the only one here."""
     with half_finished.beside(target) as partial:
         built = partial / "library"
         sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
@@ -218,7 +222,12 @@ def _build(compiler: str, folder: Path, target: Path) -> Path:
             reason = next((line for line in errors.splitlines() if "error" in line), "it gave no reason")
             raise ModelError(f"{COMPILER} cannot compile the engine fused: {reason}; update it, {_OTHER_ENGINE}")
         built.chmod(0o755)
-        return built.rename(folder / f"{_prefix()}{file_sha256(built)[:_DIGITS]}.so")
+        path = built.rename(folder / f"{_prefix()}{file_sha256(built)[:_DIGITS]}.so")
+    # Those of other sources, and broken ones. A process that has one open keeps it: the file lives as long as its map.
+    for old in folder.glob("fused-*.so"):
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
 
 
 def _run(command: list[str]) -> str | None:

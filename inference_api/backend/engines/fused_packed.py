@@ -7,6 +7,7 @@ The packed bytes are the library's own business. Knows no plans and no sampling.
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +24,16 @@ from inference_api.backend.engines.fused_weights import (
     rotary_tables,
 )
 from inference_api.backend.engines.packed_weights import PackedKey, PackedWeights
-from inference_api.checkpoint import read_json
+from inference_api.checkpoint import FP32_BYTES, read_json
 from inference_api.model_image import ModelImage
 
+logger = logging.getLogger(__name__)
+
 LINEARS = ("qkv", "output", "gate_up", "down")
-NORMS = ("attention_norm", "mlp_norm", "query_norm", "key_norm")
+HIDDEN_NORMS = ("attention_norm", "mlp_norm")
+HEAD_NORMS = ("query_norm", "key_norm")
+"""Not every family has them."""
+NORMS = (*HIDDEN_NORMS, *HEAD_NORMS)
 
 WEIGHT_BITS = (4, 8)
 """Of a linear layer's weights: four where they lose nothing."""
@@ -41,10 +47,50 @@ def packed_weights(library: Library, image: ModelImage, folder: Path) -> PackedW
     """
     key = PackedKey(image.digest, library.packing)
     packed = PackedWeights.open((image.path, folder), key)
+    if packed is not None and not _is_whole(library, packed, image):
+        logger.warning("the packed weights of %s do not fit its config.json, and are made again", image.name)
+        packed = None
     if packed is None:
         packed = _pack(library, image)
         packed.save(folder, key)
     return packed
+
+
+def _is_whole(library: Library, packed: PackedWeights, image: ModelImage) -> bool:
+    """Tell whether every part that a step reads is there, in as many bytes as it reads."""
+    shape = read_shape(read_json(image.config_path))
+    layers = range(len(shape.windows))
+    linears = {f"{index}.{name}": size for index in layers for name, size in _linear_sizes(shape).items()}
+    linears["head"] = (image.vocab_size, shape.hidden)
+    needed = {f"{index}.{name}": shape.hidden for index in layers for name in HIDDEN_NORMS} | {
+        "final_norm": shape.hidden
+    }
+    optional = {f"{index}.{name}": shape.head_dim for index in layers for name in HEAD_NORMS}
+    optional |= {f"{name}.bias": outputs for name, (outputs, _) in linears.items()}
+    return (
+        all(_has_weights(library, packed, name, *size) for name, size in linears.items())
+        and all(packed.num_bytes_of(name) == FP32_BYTES * size for name, size in needed.items())
+        and all(packed.num_bytes_of(name) in (None, FP32_BYTES * size) for name, size in optional.items())
+    )
+
+
+def _has_weights(library: Library, packed: PackedWeights, name: str, outputs: int, inputs: int) -> bool:
+    found = {bits: packed.num_bytes_of(f"{name}.{bits}-bit weights") for bits in WEIGHT_BITS}
+    sizes = {bits: library.functions.fused_packed_bytes(bits, outputs, inputs) for bits in WEIGHT_BITS}
+    return any(found[bits] is not None for bits in WEIGHT_BITS) and all(
+        found[bits] in (None, sizes[bits]) for bits in WEIGHT_BITS
+    )
+
+
+def _linear_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of each of a layer's LINEARS."""
+    attention_width = shape.heads * shape.head_dim
+    return {
+        "qkv": (attention_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden),
+        "output": (shape.hidden, attention_width),
+        "gate_up": (2 * shape.intermediate, shape.hidden),
+        "down": (shape.hidden, shape.intermediate),
+    }
 
 
 def _pack(library: Library, image: ModelImage) -> PackedWeights:
@@ -125,16 +171,10 @@ class PackedModel:
         self.kv_bytes = self._allocate_kv(library)
 
     def _layer(self, index: int) -> Layer:
-        shape = self.shape
-        attention_width = shape.heads * shape.head_dim
-        qkv_width = attention_width + 2 * shape.kv_heads * shape.head_dim
         return Layer(
-            qkv=self._linear(f"{index}.qkv", qkv_width, shape.hidden),
-            output=self._linear(f"{index}.output", shape.hidden, attention_width),
-            gate_up=self._linear(f"{index}.gate_up", 2 * shape.intermediate, shape.hidden),
-            down=self._linear(f"{index}.down", shape.hidden, shape.intermediate),
+            **{name: self._linear(f"{index}.{name}", *size) for name, size in _linear_sizes(self.shape).items()},
             **{name: self._packed.find(f"{index}.{name}") for name in NORMS},
-            window=shape.windows[index],
+            window=self.shape.windows[index],
         )
 
     def _linear(self, name: str, outputs: int, inputs: int) -> Linear:

@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from inference_api.backend.engines.code_digest import digest_of_code
 from inference_api.backend.engines.fused_computation import StepTokens
 from inference_api.backend.engines.fused_shape import Shape, read_shape
 from inference_api.backend.engines.fused_torch_attention import KvCache
@@ -58,7 +59,8 @@ class TorchComputation:
 
     def __init__(self, image: ModelImage, *, num_rows: int, context_tokens: int) -> None:
         self.numeric_path = NUMERIC_PATH
-        self.identity = NUMERIC_PATH
+        code = digest_of_code("fused_torch*.py", "fused_levels.py", "fused_weights.py", "fused_shape.py")
+        self.identity = f"{NUMERIC_PATH} code-{code}"
         shape = self._shape = read_shape(read_json(image.config_path))
         tensors = ImageTensors(image)
         self._layers = [_read_layer(tensors, shape, index) for index in range(len(shape.windows))]

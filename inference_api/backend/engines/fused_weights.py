@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from inference_api.backend.engines.fused_shape import Shape
+from inference_api.backend.engines.fused_shape import EMBEDDING, Shape
 from inference_api.checkpoint import weight_files
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage
@@ -115,12 +115,12 @@ class ImageTensors:
         )
 
     def embedding(self, shape: Shape) -> Tensor:
-        """Return the embedding (vocab, hidden)."""
-        return self.get("model.embed_tokens.weight", self._image.vocab_size, shape.hidden)
+        """Return the embedding (vocab, hidden): mapped where its file holds fp32, else made anew."""
+        return self.get(EMBEDDING, self._image.vocab_size, shape.hidden)
 
     def head(self, shape: Shape) -> LinearWeights:
         """Return the layer that makes logits; tied, it is the embedding."""
-        name = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
+        name = EMBEDDING if shape.tied else "lm_head.weight"
         return LinearWeights(self.get(name, self._image.vocab_size, shape.hidden), None)
 
     def final_norm(self, shape: Shape) -> Tensor:

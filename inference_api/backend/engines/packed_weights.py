@@ -49,6 +49,11 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, _Part]
     content_bytes: int
 
+    def holds(self, part: _Part) -> bool:
+        """Tell whether `part` lies within the content, where vectors may begin."""
+        end = part.offset + part.num_bytes
+        return 0 <= part.offset <= end <= self.content_bytes and part.offset % ALIGNMENT == 0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedKey:
@@ -97,6 +102,10 @@ class PackedWeights:
         """Return where a part begins, or None if there is none of that name."""
         return self.address(name) if name in self._parts else None
 
+    def num_bytes_of(self, name: str) -> int | None:
+        """Return the size of a part, or None if there is none of that name."""
+        return self._parts[name].num_bytes if name in self._parts else None
+
     def save(self, folder: Path, key: PackedKey) -> None:
         """Write a file of this content into `folder`, whole or not at all, in place of the image's older ones.
 
@@ -142,7 +151,8 @@ class PackedWeights:
                 header = start + file.read(size)
                 facts = msgspec.json.decode(header[_START_BYTES:].rstrip(b"\0"), type=_Header)
                 is_wanted = (facts.image, facts.packing) == (key.image, key.packing)
-                if not is_wanted or path.stat().st_size != len(header) + facts.content_bytes:
+                is_complete = path.stat().st_size == len(header) + facts.content_bytes
+                if not is_wanted or not is_complete or not all(facts.holds(part) for part in facts.parts.values()):
                     return None
                 found = cls(facts.parts, facts.content_bytes)
                 file.readinto(found._content())

@@ -28,6 +28,7 @@ from inference_api.backend.engines.sampling_rules import (
     draw_of_few,
     few_of,
     top_k_ids,
+    total_of,
 )
 from inference_api.backend.engines.selection import TORCH_SELECTION, Head, Selection, Wish, first_highest
 from inference_api.messages import SamplingParams, TokenLogprobs
@@ -145,8 +146,12 @@ def _draw_rows(
     heads = _heads(logits, specs, [row for row, spec in enumerate(specs) if not is_greedy(spec.params)], selection)
     draws = []
     for row, spec in enumerate(specs):
+        head = heads.get(row)
+        if isinstance(head, Exception):
+            draws.append(_failed(head))
+            continue
         try:
-            draws.append(Draw(highest_ids[row] if is_greedy(spec.params) else _draw(logits[row], spec, heads.get(row))))
+            draws.append(Draw(highest_ids[row] if is_greedy(spec.params) else _draw(logits[row], spec, head)))
         except Exception as failure:  # one row's fault must not end the others
             draws.append(_failed(failure))
     return draws
@@ -163,7 +168,10 @@ def _add_logprobs(draws: list[Draw], logits: Tensor, specs: Sequence[SampleSpec]
     for row, (spec, draw) in enumerate(zip(specs, draws, strict=True)):
         if spec.params.logprobs is not None and draw.error is None:
             wishes.append(Wish(row, spec.params.logprobs + 1, 1.0))
-    for wish, head in zip(wishes, selection.heads(logits, wishes), strict=True):
+    for wish, head in zip(wishes, _select(logits, wishes, selection), strict=True):
+        if isinstance(head, Exception):
+            draws[wish.row] = _failed(head)
+            continue
         try:
             draws[wish.row] = _with_logprobs(draws[wish.row], logits[wish.row], wish.num_ids - 1, head)
         except Exception as failure:  # one row's fault must not end the others
@@ -174,14 +182,24 @@ def _with_logprobs(draw: Draw, logits: Tensor, num_top: int, head: Head) -> Draw
     """Add the logprobs of the drawn id and of the `num_top` most likely ones of a row's `logits` (vocab,)."""
     if head.block_weights is None:
         raise ValueError("a head without weights")
-    total = head.logits[0] + math.log(float(head.block_weights.sum()))
+    total = head.logits[0] + math.log(total_of(head.block_weights))
     values, ids = _first_of(logits, head, min(num_top, logits.numel()))
     top = [(token_id, value - total) for token_id, value in zip(ids, values, strict=True)]
     return draw._replace(logprobs=TokenLogprobs(float(logits[draw.token_id]) - total, top))
 
 
-def _heads(logits: Tensor, specs: Sequence[SampleSpec], rows: list[int], selection: Selection) -> dict[int, Head]:
-    """Select the head of each of `rows`, as far as one helps to draw."""
+def _select(logits: Tensor, wishes: Sequence[Wish], selection: Selection) -> Sequence[Head | Exception]:
+    """Return a head for each wish, or why the selection failed: which ends the rows that wished, and no others."""
+    try:
+        return selection.heads(logits, wishes)
+    except Exception as failure:  # such as no memory for it
+        return [failure] * len(wishes)
+
+
+def _heads(
+    logits: Tensor, specs: Sequence[SampleSpec], rows: list[int], selection: Selection
+) -> dict[int, Head | Exception]:
+    """Select the head of each of `rows`, as far as one helps to draw; see `_select` for what fails."""
     vocab = logits.shape[1]
     wishes: dict[str, list[Wish]] = {"few": [], "border": [], "whole": []}
     for row in rows:
@@ -197,9 +215,9 @@ def _heads(logits: Tensor, specs: Sequence[SampleSpec], rows: list[int], selecti
             wishes["border"].append(Wish(row, selection.nucleus + 1))
         elif params.typical_p >= 1:
             wishes["whole"].append(Wish(row, 1, params.temperature))
-    heads: dict[int, Head] = {}
+    heads: dict[int, Head | Exception] = {}
     for alike in wishes.values():
-        heads.update(zip((wish.row for wish in alike), selection.heads(logits, alike), strict=True))
+        heads.update(zip((wish.row for wish in alike), _select(logits, alike, selection), strict=True))
     return heads
 
 
@@ -240,7 +258,7 @@ def _first_of(logits: Tensor, head: Head, count: int) -> tuple[list[float], list
 def _border(params: SamplingParams, head: Head) -> Few | None:
     """Return what top_p, or min_p alone, leaves of a row without a top_k; None if the head may not hold all of it."""
     if head.block_weights is not None:
-        goal = float(head.block_weights.sum()) * params.top_p
+        goal = total_of(head.block_weights) * params.top_p
         few = few_of(head.logits, head.ids, params.temperature, goal=goal)
     else:
         few = few_of(head.logits, head.ids, params.temperature, least=params.min_p)

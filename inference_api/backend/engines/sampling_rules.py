@@ -21,6 +21,9 @@ from inference_api.messages import SamplingParams
 BLOCK = 64
 """Ids a block; the k highest block maxima bound the k-th highest logit from below."""
 
+SERIAL = 384 * BLOCK
+"""So many numbers torch computes in the calling thread: it shares out what is more than 32,768."""
+
 NUM_BINS = 512
 LOWEST_LOG_WEIGHT = -1000.0
 """exp() of it is 0 in fp64; keeps a tiny temperature from making infinities."""
@@ -67,7 +70,7 @@ def draw_of_all(logits: Tensor, params: SamplingParams, number: float) -> int:
     if params.min_p > 0:
         kept = kept.only(torch.nonzero(kept.weights >= params.min_p).squeeze(1))
     if params.typical_p < 1:
-        mean = float((kept.weights * kept.log_weights).sum()) / float(kept.weights.sum())
+        mean = total_of(kept.weights * kept.log_weights) / total_of(kept.weights)
         surprise = (kept.log_weights - mean).abs_().neg_()  # (kept,), 0 where an id is as likely as expected
         kept = kept.only(highest_share(surprise, kept.weights, params.typical_p))
     index = invert(kept.weights, number)
@@ -80,9 +83,9 @@ def draw_by_block(logits: Tensor, block_weights: Tensor, highest: float, tempera
     The same number decides both, so that this is the inverse of the cumulative distribution over all ids.
     """
     block = invert(block_weights, number)
-    before = float(block_weights[:block].sum())
+    before = total_of(block_weights[:block])
     weight = float(block_weights[block])
-    share = (number * float(block_weights.sum()) - before) / weight
+    share = (number * total_of(block_weights) - before) / weight
     first = block * BLOCK
     values = logits[first : first + BLOCK].tolist()
     weights = [math.exp((value - highest) / temperature) for value in values]
@@ -113,6 +116,14 @@ def pick(ids: list[int], weights: list[float], number: float) -> int:
     cumulative = list(accumulate(weight for _, weight in kept))
     index = bisect_right(cumulative, cumulative[-1] * number)
     return kept[index if index < len(kept) else bisect_left(cumulative, cumulative[-1])][0]
+
+
+def total_of(weights: Tensor) -> float:
+    """Return the sum of `weights` (kept,), by parts that torch adds in one thread.
+
+    Longer ones it adds in as many parts as it has threads, and the sum then differs in its last bits.
+    """
+    return sum((float(part.sum()) for part in torch.split(weights, SERIAL)), 0.0)
 
 
 def invert(weights: Tensor, number: float) -> int:
@@ -150,7 +161,7 @@ def highest_share(keys: Tensor, weights: Tensor, share: float) -> Tensor:
 
     Narrows the range around the border by histograms until few enough are left to be sorted, or all left are equal.
     """
-    goal = float(weights.sum()) * share
+    goal = total_of(weights) * share
     taken = 0.0  # weight of everything above the range
     inside = torch.arange(weights.numel())
     low, high = float(keys.min()), float(keys.max())  # the border lies in low <= key <= high

@@ -13,10 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from inference_api.backend.engines.sampling_rules import BLOCK
-
-_SERIAL = 384 * BLOCK
-"""So many numbers torch computes in the calling thread: sharing one row out would only wait for another core."""
+from inference_api.backend.engines.sampling_rules import BLOCK, SERIAL
 
 
 class Wish(NamedTuple):
@@ -116,7 +113,7 @@ def _block_weights(logits: Tensor, highest: float, wish: Wish) -> Tensor | None:
     if not wish.temperature:
         return None
     sums = []
-    for part in torch.split(logits, _SERIAL):
+    for part in torch.split(logits, SERIAL):  # sharing one row out would only wait for another core
         weights = (part - highest).mul_(1 / wish.temperature).exp_()  # (part,)
         if rest := -weights.numel() % BLOCK:
             weights = torch.nn.functional.pad(weights, (0, rest))

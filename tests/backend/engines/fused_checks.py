@@ -25,7 +25,9 @@ class Recorded:
     def execute(self, plan: StepPlan) -> StepResult:
         result = self._engine.execute(plan)
         drawing = [row.sample for row in plan.rows if row.sample is not None]
-        for sample, logits in zip(drawing, self._engine._logits, strict=False):
+        # A row that is refused or drafts has none or several logits, and all after it would be taken for another's.
+        assert [len(row.token_ids) for row in result.rows] == [1] * len(drawing)
+        for sample, logits in zip(drawing, self._engine._logits[: len(drawing)], strict=True):
             self.traces.setdefault(sample.choice, []).append(logits.clone())
         return result
 

@@ -344,6 +344,7 @@ def changed(image: ModelImage, folder, **config: object) -> ModelImage:
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary embeddings of a share of 0.5 of the head"),
         ({"intermediate_size": 62}, "intermediate_size 62, which is no multiple of 8"),
         ({"head_dim": 640}, "head_dim 640, which is over 512"),
+        ({"num_key_value_heads": 4}, "6 query heads, which are no multiple of 4 KV heads"),
         (
             {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["chunked_attention"] * 3},
             "layers of chunked_attention",

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from inference_api.backend.engines.fused_levels import LOWEST_UNITS
+from inference_api.backend.engines.fused_levels import LOWEST_UNITS, find_levels
 from inference_api.backend.engines.fused_library import Layer, Linear, Model
 
 pytestmark = pytest.mark.torch
@@ -68,7 +68,7 @@ def four_bit_weight(outputs: int, inputs: int, seed: int = 0) -> tuple[torch.Ten
     levels = torch.randint(0, 16, (outputs, inputs // GROUP, GROUP))
     levels[..., 3], levels[..., 17] = 0, 15
     scales = (torch.rand(outputs, inputs // GROUP, 1) * 0.02 + 0.001).half().float()
-    lowest = -(torch.rand(outputs, inputs // GROUP, 1) * 0.2).half().float()
+    lowest = -(torch.rand(outputs, inputs // GROUP, 1) * 0.06).half().float()  # no more than 64 scales
     return (scales * levels + lowest).view(outputs, inputs), levels, scales, lowest
 
 
@@ -138,6 +138,10 @@ def test_four_bits_are_taken_only_where_they_lose_nothing(fused_library_of_tests
     assert bits_of(torch.full((8, 64), -0.5)) == 4
     assert bits_of(weight[:, :48].contiguous()) == 8  # no whole groups
     assert bits_of(torch.randn(8, 64)) == 8
+    for distance, bits in ((60.0, 4), (130.0, 8)):  # of the lowest levels in scales; a larger unit would lose scales
+        far = (torch.arange(64) % 16 * 0.25 - distance * 0.25).repeat(8, 1)
+        assert bits_of(far) == bits
+        assert (find_levels(far) is not None) == (bits == 4)
     for index, value in ((5, 0.0123), (200, float("nan")), (511, float("inf")), (511, 1e9)):
         other = weight.clone()
         other.view(-1)[index] = value

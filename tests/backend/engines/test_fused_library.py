@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -16,7 +20,7 @@ ALL_FLAGS = frozenset(fused_library.INSTRUCTION_SETS)
 
 
 def test_a_processor_without_the_instructions_is_refused_by_their_names(tmp_path):
-    with pytest.raises(ModelError, match=r"this processor lacks: f16c; set INFERENCE_API_ENGINE=transformers"):
+    with pytest.raises(ModelError, match=r"this processor lacks f16c; set INFERENCE_API_ENGINE=transformers"):
         open_library(tmp_path, frozenset({"avx2"}))
     assert not list(tmp_path.iterdir())
 
@@ -64,8 +68,65 @@ def test_a_library_is_built_once_and_again_if_it_is_broken(tmp_path, monkeypatch
     assert open_library(broken, ALL_FLAGS).functions.one() == 1
     (sources / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
     assert open_library(cache, ALL_FLAGS).functions.one() == 2
-    assert len(list(cache.iterdir())) == 2
 
 
-def test_the_library_serves_engines_of_any_process_from_one_folder(fused_library_of_tests):
-    assert Path(fused_library_of_tests.functions._name).stem.endswith(fused_library_of_tests.sha256[:16])
+def test_a_new_library_takes_the_place_of_older_ones_which_those_who_opened_them_keep(tmp_path, monkeypatch):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    monkeypatch.setattr(fused_library, "SOURCES", sources)
+    monkeypatch.setattr(fused_library, "_bind", lambda functions: functions)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "another.so").touch()
+    opened = []
+    for number in (1, 2):
+        (sources / "number.cpp").write_text(f'extern "C" int number() {{ return {number}; }}\n')
+        opened.append(open_library(cache, ALL_FLAGS))
+    assert [library.functions.number() for library in opened] == [1, 2]
+    (left,) = cache.glob("fused-*.so")
+    assert left.stem.endswith(opened[1].sha256[:16])
+    assert (cache / "another.so").exists()
+
+
+BUILDER = """
+import sys
+from pathlib import Path
+from inference_api.backend.engines import fused_library
+
+fused_library.SOURCES = Path(sys.argv[1])
+fused_library._bind = lambda functions: functions
+print("ready", flush=True)
+sys.stdin.readline()
+print(fused_library.open_library(Path(sys.argv[2]), frozenset(fused_library.INSTRUCTION_SETS)).functions.one())
+"""
+
+COUNTING_COMPILER = """#!/bin/sh
+echo compiled >> {log}
+exec {compiler} "$@"
+"""
+
+
+def test_of_two_processes_that_build_into_one_folder_at_once_one_compiles(tmp_path):
+    sources, tools, log = tmp_path / "sources", tmp_path / "tools", tmp_path / "log"
+    sources.mkdir()
+    tools.mkdir()
+    (sources / "one.cpp").write_text('#include <regex>\nextern "C" int one() { return 1; }\n')
+    compiler = shutil.which(fused_library.COMPILER)
+    (tools / fused_library.COMPILER).write_text(COUNTING_COMPILER.format(log=log, compiler=compiler))
+    (tools / fused_library.COMPILER).chmod(0o755)
+    command = [sys.executable, "-c", BUILDER, str(sources), str(tmp_path / "cache")]
+    environ = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    with contextlib.ExitStack() as stack:
+        builders = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+            )
+            for _ in range(2)
+        ]
+        assert [builder.stdout.readline() for builder in builders] == ["ready\n"] * 2
+        for builder in builders:
+            builder.stdin.write("\n")
+            builder.stdin.flush()
+        assert [builder.communicate(timeout=120)[0] for builder in builders] == ["1\n"] * 2
+    assert log.read_text() == "compiled\n"
+    assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from inference_api import engine_artefacts, prepare
-from inference_api.backend.engines import fused, fused_library, fused_packed
+from inference_api.backend.engines import code_digest, fused, fused_library, fused_packed
 from inference_api.backend.engines.fused_packed import packed_weights
+from inference_api.backend.engines.packed_weights import PackedKey, PackedWeights
 from inference_api.engine_artefacts import ARTEFACTS_FOLDER, make_artefacts, packed_files
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage, verify
@@ -70,6 +71,41 @@ def test_another_library_packs_anew(cache, tiny_image, packs, fused_library_of_t
     packed_weights(other, image, folder)
     (after,) = packed_files(image, cache)
     assert len(packs) == 2 and before.name != after.name
+
+
+@pytest.mark.parametrize("part", ["0.gate_up.8-bit weights", "1.mlp_norm", "final_norm", "head.8-bit weights"])
+@pytest.mark.parametrize("lost", ["all of it", "a byte"])
+def test_a_part_that_is_missing_or_too_short_has_the_file_packed_again(
+    part, lost, cache, tiny_image, packs, fused_library_of_tests
+):
+    image, folder = tiny_image("llama"), cache / ARTEFACTS_FOLDER
+    key = PackedKey(image.digest, fused_library_of_tests.packing)
+    whole = fused_packed._pack(fused_library_of_tests, image)
+    packs.clear()
+    sizes = {name: place.num_bytes for name, place in whole._parts.items()}
+    sizes[part] -= 1
+    if lost == "all of it":
+        del sizes[part]
+    PackedWeights.reserve(sizes.items()).save(folder, key)
+    found = packed_weights(fused_library_of_tests, image, folder)
+    assert len(packs) == 1
+    assert {name: place.num_bytes for name, place in found._parts.items()} == {
+        name: place.num_bytes for name, place in whole._parts.items()
+    }
+
+
+@pytest.mark.parametrize("module", ["fused_packed.py", "fused_weights.py", "fused_shape.py"])
+def test_another_state_of_the_code_that_decides_the_contents_packs_anew(
+    module, tmp_path, monkeypatch, fused_library_of_tests
+):
+    before = fused_library_of_tests.packing
+    for file in code_digest._FOLDER.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(code_digest, "_FOLDER", tmp_path)
+    assert fused_library_of_tests.packing == before
+    with (tmp_path / module).open("a") as file:
+        file.write("# changed\n")
+    assert fused_library_of_tests.packing != before
 
 
 def test_a_folder_that_cannot_be_written_costs_the_next_start_and_nothing_else(

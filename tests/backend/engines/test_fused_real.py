@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inference_api.backend.engines import fused, transformers
+from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
 from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.model_image import ModelImage
 from tests.backend.engines import tiny_models as tiny
@@ -84,6 +85,19 @@ def test_the_kv_cache_takes_memory_as_it_is_used(engine, growth):
     assert mapped == 32 * 2048 * 30 * 2 * 3 * (64 + 4)
     # The packed weights, and the embedding's and the other weights' file pages, which the system may drop.
     assert growth["at_load"] < mapped / 2
+    fill_row(engine, 3)  # what other than the cache a step touches is there after it
+    before = resident_bytes()
+    fill_row(engine, 7)
+    grown = resident_bytes() - before
+    assert mapped / 32 * 0.9 < grown < mapped / 32 * 2
+    fill_row(engine, 7)
+    assert resident_bytes() - before < grown + mapped / 32 / 4
+
+
+def fill_row(engine, row: int) -> None:
+    """Compute a prompt as long as the context in `row`."""
+    tokens = engine.info.context_tokens
+    engine.execute(StepPlan((RowPlan(row, 0, (1,) * tokens, SampleSpec(tiny.GREEDY, 0, tokens)),)))
 
 
 def test_greedy_ids_mostly_agree_with_fp32_and_the_share_is_printed(engine, image, prompts, capsys):

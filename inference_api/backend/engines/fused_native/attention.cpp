@@ -15,7 +15,7 @@
 namespace fused {
 namespace {
 
-constexpr int kMaxGroup = 3;     // query heads at once: with 4 blocks or 4 vectors 12 sums, the registers' limit
+constexpr int kMaxHeads = 3;     // query heads at once: with 4 blocks or 4 vectors 12 sums, the registers' limit
 constexpr int kScoreBlocks = 4;  // blocks of positions at once
 constexpr int kWideVectors = 4;  // vectors of the head's dimensions at once
 constexpr int kKvRange = 127;
@@ -38,14 +38,14 @@ inline Run run_of(const FusedModel &model, int layer, int row, int kv_head) {
     return {reinterpret_cast<int8_t *>(start), reinterpret_cast<int8_t *>(start + width), scales, scales + context};
 }
 
-// One call: `Group` query heads of one KV head over positions [first, end).
+// One call: `Heads` query heads of one KV head over positions [first, end).
 struct Span {
     Run run;
-    const int16_t *queries;      // (Group, head_dim)
-    float query_scales[kMaxGroup];
-    float *scores;               // (Group, slots)
-    int16_t *weights;            // (Group, slots)
-    float *outputs;              // (Group, head_dim)
+    const int16_t *queries;      // (Heads, head_dim)
+    float query_scales[kMaxHeads];
+    float *scores;               // (Heads, slots)
+    int16_t *weights;            // (Heads, slots)
+    float *outputs;              // (Heads, head_dim)
     int first, end, head_dim;
     int64_t slots;
 };
@@ -55,9 +55,9 @@ inline __m256i widen(const int8_t *numbers) {
 }
 
 // Scores of `Blocks` blocks from `block` on, unmasked.
-template <int Group, int Blocks>
+template <int Heads, int Blocks>
 inline void score(const Span &span, int block) {
-    __m256i sums[Group][Blocks];
+    __m256i sums[Heads][Blocks];
     for (auto &head : sums)
         for (auto &sum : head) sum = _mm256_setzero_si256();
     const int64_t block_bytes = static_cast<int64_t>(span.head_dim) * kSlotBlock;
@@ -65,20 +65,20 @@ inline void score(const Span &span, int block) {
     const int16_t *queries = span.queries, *const end = queries + span.head_dim;
 #pragma GCC unroll 1
     for (; queries != end; queries += 2, keys += 2 * kSlotBlock) {
-        __m256i pairs[Group];
-        for (int g = 0; g < Group; ++g) pairs[g] = broadcast(queries + g * span.head_dim);
+        __m256i pairs[Heads];
+        for (int h = 0; h < Heads; ++h) pairs[h] = broadcast(queries + h * span.head_dim);
 #pragma GCC unroll 4
         for (int b = 0; b < Blocks; ++b) {
             const __m256i numbers = widen(keys + b * block_bytes);
-            for (int g = 0; g < Group; ++g) multiply_add(sums[g][b], numbers, pairs[g]);
+            for (int h = 0; h < Heads; ++h) multiply_add(sums[h][b], numbers, pairs[h]);
         }
     }
     for (int b = 0; b < Blocks; ++b) {
         const __m256 key_scales = _mm256_loadu_ps(span.run.key_scales + (block + b) * kSlotBlock);
-        for (int g = 0; g < Group; ++g) {
-            const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[g][b]), key_scales);
-            float *out = span.scores + g * span.slots + static_cast<int64_t>(block + b) * kSlotBlock;
-            _mm256_storeu_ps(out, _mm256_mul_ps(scaled, _mm256_set1_ps(span.query_scales[g])));
+        for (int h = 0; h < Heads; ++h) {
+            const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[h][b]), key_scales);
+            float *out = span.scores + h * span.slots + static_cast<int64_t>(block + b) * kSlotBlock;
+            _mm256_storeu_ps(out, _mm256_mul_ps(scaled, _mm256_set1_ps(span.query_scales[h])));
         }
     }
 }
@@ -114,51 +114,51 @@ float weigh(const Span &span, float *scores, int16_t *weights) {
 }
 
 // Weighted sums of `Vectors` vectors of the values from dimension `d` on.
-template <int Group, int Vectors>
+template <int Heads, int Vectors>
 inline void blend(const Span &span, int d, const float *factors) {
-    __m256 totals[Group][Vectors];
+    __m256 totals[Heads][Vectors];
     for (auto &head : totals)
         for (auto &total : head) total = _mm256_setzero_ps();
     const int first = span.first / 2 * 2, end = (span.end + 1) / 2 * 2;
     for (int begin = first; begin < end; begin = (begin / kSpan + 1) * kSpan) {
         const int stop = std::min(end, (begin / kSpan + 1) * kSpan);
-        __m256i sums[Group][Vectors];
+        __m256i sums[Heads][Vectors];
         for (auto &head : sums)
             for (auto &sum : head) sum = _mm256_setzero_si256();
         const int8_t *values = span.run.values + static_cast<int64_t>(begin) * span.head_dim + 2 * d;
         const int16_t *weights = span.weights + begin, *const last = span.weights + stop;
 #pragma GCC unroll 1
         for (; weights != last; weights += 2, values += 2 * span.head_dim) {
-            __m256i pairs[Group];
-            for (int g = 0; g < Group; ++g) pairs[g] = broadcast(weights + g * span.slots);
+            __m256i pairs[Heads];
+            for (int h = 0; h < Heads; ++h) pairs[h] = broadcast(weights + h * span.slots);
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v) {
                 const __m256i numbers = widen(values + v * 16);
-                for (int g = 0; g < Group; ++g) multiply_add(sums[g][v], numbers, pairs[g]);
+                for (int h = 0; h < Heads; ++h) multiply_add(sums[h][v], numbers, pairs[h]);
             }
         }
-        for (int g = 0; g < Group; ++g)
+        for (int h = 0; h < Heads; ++h)
             for (int v = 0; v < Vectors; ++v)
-                totals[g][v] = _mm256_add_ps(totals[g][v], _mm256_cvtepi32_ps(sums[g][v]));
+                totals[h][v] = _mm256_add_ps(totals[h][v], _mm256_cvtepi32_ps(sums[h][v]));
     }
-    for (int g = 0; g < Group; ++g)
+    for (int h = 0; h < Heads; ++h)
         for (int v = 0; v < Vectors; ++v)
-            _mm256_storeu_ps(span.outputs + g * span.head_dim + d + v * 8,
-                             _mm256_mul_ps(totals[g][v], _mm256_set1_ps(factors[g])));
+            _mm256_storeu_ps(span.outputs + h * span.head_dim + d + v * 8,
+                             _mm256_mul_ps(totals[h][v], _mm256_set1_ps(factors[h])));
 }
 
-template <int Group>
-void attend_group(const Span &span) {
+template <int Heads>
+void attend_heads(const Span &span) {
     const int last_block = (span.end - 1) / kSlotBlock;
     int block = span.first / kSlotBlock;
-    for (; block + kScoreBlocks <= last_block + 1; block += kScoreBlocks) score<Group, kScoreBlocks>(span, block);
-    for (; block <= last_block; ++block) score<Group, 1>(span, block);
-    float factors[Group];
-    for (int g = 0; g < Group; ++g)
-        factors[g] = weigh(span, span.scores + g * span.slots, span.weights + g * span.slots);
+    for (; block + kScoreBlocks <= last_block + 1; block += kScoreBlocks) score<Heads, kScoreBlocks>(span, block);
+    for (; block <= last_block; ++block) score<Heads, 1>(span, block);
+    float factors[Heads];
+    for (int h = 0; h < Heads; ++h)
+        factors[h] = weigh(span, span.scores + h * span.slots, span.weights + h * span.slots);
     int d = 0;
-    for (; d + kWideVectors * 8 <= span.head_dim; d += kWideVectors * 8) blend<Group, kWideVectors>(span, d, factors);
-    for (; d < span.head_dim; d += 8) blend<Group, 1>(span, d, factors);
+    for (; d + kWideVectors * 8 <= span.head_dim; d += kWideVectors * 8) blend<Heads, kWideVectors>(span, d, factors);
+    for (; d < span.head_dim; d += 8) blend<Heads, 1>(span, d, factors);
 }
 
 }  // namespace
@@ -198,31 +198,31 @@ void copy_kv(const FusedModel &model, int layer, int kv_head, int from_row, int 
 inline int64_t scratch_slots(const FusedModel &model) { return padded_context(model) + kGroup; }
 
 int64_t attention_scratch(const FusedModel &model) {
-    return kMaxGroup * (scratch_slots(model) * (sizeof(float) + sizeof(int16_t)) + kMaxHeadDim * sizeof(int16_t));
+    return kMaxHeads * (scratch_slots(model) * (sizeof(float) + sizeof(int16_t)) + kMaxHeadDim * sizeof(int16_t));
 }
 
 void attend(const FusedModel &model, int layer, int row, int kv_head, int position, const float *queries,
             float *outputs, uint8_t *scratch) {
-    constexpr void (*kGroups[kMaxGroup])(const Span &) = {attend_group<1>, attend_group<2>, attend_group<3>};
+    constexpr void (*kKernels[kMaxHeads])(const Span &) = {attend_heads<1>, attend_heads<2>, attend_heads<3>};
     const int window = model.layers[layer].window, dim = model.head_dim;
     const int64_t slots = scratch_slots(model);
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
     float *scores = reinterpret_cast<float *>(scratch);
-    int16_t *weights = reinterpret_cast<int16_t *>(scores + kMaxGroup * slots);
-    int16_t *numbers = weights + kMaxGroup * slots;
+    int16_t *weights = reinterpret_cast<int16_t *>(scores + kMaxHeads * slots);
+    int16_t *numbers = weights + kMaxHeads * slots;
     Span span{run_of(model, layer, row, kv_head), numbers, {}, scores, weights, outputs,
               window > 0 ? std::max(0, position - window + 1) : 0, position + 1, dim, slots};
     const int heads = model.heads / model.kv_heads;
-    const int groups = (heads + kMaxGroup - 1) / kMaxGroup;
-    for (int i = 0; i < groups; ++i) {
-        const int first = heads * i / groups, last = heads * (i + 1) / groups;
+    const int calls = (heads + kMaxHeads - 1) / kMaxHeads;
+    for (int i = 0; i < calls; ++i) {
+        const int first = heads * i / calls, last = heads * (i + 1) / calls;
         for (int head = first; head < last; ++head) {
             const float *query = queries + static_cast<int64_t>(head) * dim;
             span.query_scales[head - first] =
                 scale * quantize(query, dim, kRange, numbers + (head - first) * dim);
         }
         span.outputs = outputs + static_cast<int64_t>(first) * dim;
-        kGroups[last - first - 1](span);
+        kKernels[last - first - 1](span);
     }
 }
 

@@ -38,7 +38,7 @@ void store_kv(const FusedModel &model, int layer, int row, int position, const f
 // Copies positions [0, count) of one layer and KV head between rows.
 void copy_kv(const FusedModel &model, int layer, int kv_head, int from_row, int to_row, int count);
 
-// Bytes that attend needs to work in, aligned to 32.
+// Bytes that attend needs to work in, aligned to 4.
 int64_t attention_scratch(const FusedModel &model);
 
 // Attends with the query heads of one KV head: queries and outputs are (heads / kv_heads, head_dim).

@@ -43,7 +43,7 @@ struct FusedModel {
     const float *final_norm;   // (hidden)
     const float *cosines;      // (context, head_dim / 2)
     const float *sines;        // (context, head_dim / 2)
-    uint8_t *cache;            // fused_cache_bytes, aligned to 32; see attention.h
+    uint8_t *cache;            // fused_cache_bytes, aligned to 4; see attention.h
 };
 
 // Positions [0, count) of one row for another, or for itself, which is nothing to do.
@@ -82,8 +82,9 @@ void fused_close(FusedEngine *engine);
 int64_t fused_struct_bytes(int32_t which);  // FusedLinear, FusedLayer, FusedModel, FusedCopy, FusedStep: 0 to 4
 int64_t fused_cache_bytes(const FusedModel *model);
 
-// Returns 4 if every 32 weights of an output lie on 16 levels, as they do in a model that was quantized so: then four
-// bits lose nothing. Else 8.
+// Returns 4 if every 32 weights of an output lie on 16 levels, as they do in a model that was quantized so, and no
+// lowest level is over some 64 times the output's largest scale: then four bits hold a scale without loss down to a
+// sixteenth of the output's largest, and below that to within a 32,768th of the largest. Else 8.
 int32_t fused_weight_bits(const float *weights, int32_t outputs, int32_t inputs);
 int64_t fused_packed_bytes(int32_t bits, int32_t outputs, int32_t inputs);
 

@@ -159,6 +159,13 @@ float find_unit(const std::vector<Levels> &groups) {
     return unit;
 }
 
+// Whether the unit is the smallest that the scales let it be: a larger one, for a lowest level, holds them less well.
+bool holds_scales(const std::vector<Levels> &groups) {
+    float largest = 0.0f;
+    for (const Levels &levels : groups) largest = std::max(largest, levels.scale);
+    return largest == 0.0f || 2.0f * largest > kMaxScale * find_unit(groups);
+}
+
 // Packs the `index`-th output of a block.
 void pack_output(const std::vector<Levels> &groups, int index, uint8_t *block) {
     const int lane = index % 8, shift = index < 8 ? 0 : 4;
@@ -184,11 +191,15 @@ void linear_four(const LinearTask &task, int first_block, int last_block) {
 }
 
 bool fits_four(const float *weights, int outputs, int inputs) {
-    Levels levels;
     if (inputs % kGroup != 0) return false;
-    const int64_t count = static_cast<int64_t>(outputs) * inputs;
-    for (int64_t i = 0; i < count; i += kGroup)
-        if (!find_levels(weights + i, levels)) return false;
+    std::vector<Levels> groups(num_groups(inputs));
+    for (int output = 0; output < outputs; ++output) {
+        for (Levels &levels : groups) {
+            if (!find_levels(weights, levels)) return false;
+            weights += kGroup;
+        }
+        if (!holds_scales(groups)) return false;
+    }
     return true;
 }
 

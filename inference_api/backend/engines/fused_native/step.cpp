@@ -162,14 +162,14 @@ struct FusedEngine {
 
     // KV heads outside, tokens inside: neighbouring shares read the same keys and values.
     void attend_all(const Tile &tile, int index, Team::Member &member) {
-        const int64_t group_width = static_cast<int64_t>(attention_width / model.kv_heads);
+        const int64_t heads_width = static_cast<int64_t>(attention_width / model.kv_heads);
         const int units = tile.count * model.kv_heads;
         member.share(units, [&](int first, int last) {
             for (int unit = first; unit < last; ++unit) {
                 const int kv_head = unit / tile.count, token = unit % tile.count;
                 attend(model, index, tile.row(token), kv_head, tile.position(token),
-                       wide.data() + static_cast<int64_t>(token) * qkv_width + kv_head * group_width,
-                       attended_of(token) + kv_head * group_width, scratch[member.number].data());
+                       wide.data() + static_cast<int64_t>(token) * qkv_width + kv_head * heads_width,
+                       attended_of(token) + kv_head * heads_width, scratch[member.number].data());
             }
         });
     }
@@ -186,6 +186,9 @@ struct FusedEngine {
     const FusedModel model;
     const int qkv_width, attention_width, quantized_width;
     std::vector<float> hidden;       // (tokens, hidden): the residual stream
+    // Each of the two holds rows of two widths in turn, so that one kind's rows lie where several of the other's do. That
+    // is safe because no stage reads one kind and writes the other: a stage ends before the next begins, and a share
+    // that norms a row into `attended` quantizes it before it takes another.
     std::vector<float> wide;         // (tokens, qkv) or (tokens, gate and up)
     std::vector<float> attended;     // (tokens, heads x head_dim), or normed rows (tokens, hidden)
     std::vector<char> numbers;       // of `quantized`, which names the next two too

@@ -40,18 +40,20 @@ class Team {
 
     using Work = std::function<void(Member &)>;
 
+    // Throws std::system_error or std::bad_alloc if a thread cannot start; those before it have ended then.
     explicit Team(int size) : size_(size) {
-        for (int number = 1; number < size; ++number) threads_.emplace_back([this, number] { serve(number); });
+        try {
+            for (int number = 1; number < size; ++number) threads_.emplace_back([this, number] { serve(number); });
+        } catch (...) {
+            stop();  // a thread that is destroyed while it runs ends the process
+            throw;
+        }
     }
 
     Team(const Team &) = delete;
     Team &operator=(const Team &) = delete;
 
-    ~Team() {
-        stopping_ = true;
-        call();
-        for (auto &thread : threads_) thread.join();
-    }
+    ~Team() { stop(); }
 
     // Runs work on every member that is awake in time; returns when all stages are done and no member is inside.
     void run(const Work &work) {
@@ -108,6 +110,12 @@ class Team {
             _mm_pause();
         }
         value.wait(old, std::memory_order_acquire);
+    }
+
+    void stop() {
+        stopping_ = true;
+        call();
+        for (auto &thread : threads_) thread.join();
     }
 
     void call() {

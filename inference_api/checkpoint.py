@@ -92,7 +92,7 @@ def num_elements(file: Path) -> int:
 
 
 def stored_type(folder: Path, tensor: str) -> str | None:
-    """Return the type that a checkpoint's safetensors files hold `tensor` in, such as F32 or BF16; None if none has it.
+    """Return the type that a checkpoint's safetensors files hold `tensor` in, in lower case: f32, bf16; None if none has it.
 
     Raises ModelError for missing and for broken files.
     """
@@ -104,7 +104,7 @@ def stored_type(folder: Path, tensor: str) -> str | None:
         try:
             with safe_open(str(file), framework="numpy") as tensors:
                 if tensor in tensors.keys():  # noqa: SIM118 - not a mapping
-                    return str(tensors.get_slice(tensor).get_dtype())
+                    return str(tensors.get_slice(tensor).get_dtype().lower())
         except SafetensorError as error:
             raise ModelError(f"{folder.name}/{file.name} is broken: {one_line(error)}") from None
     return None

@@ -74,7 +74,7 @@ def choose_engine(settings: Settings, image: ModelImage | None, obstacle_of: Cal
 
 def _unmapped_bytes(image: ModelImage) -> int:
     """Return what the embedding takes beside the head: nothing where it is mapped from its file, as fp32 is."""
-    if stored_type(image.path, EMBEDDING) == "F32":
+    if stored_type(image.path, EMBEDDING) == "f32":
         return 0
     return image.vocab_size * read_shape(read_json(image.config_path)).hidden * FP32_BYTES
 

@@ -92,7 +92,7 @@ def num_elements(file: Path) -> int:
 
 
 def stored_type(folder: Path, tensor: str) -> str | None:
-    """Return the type that a checkpoint's safetensors files hold `tensor` in, in lower case: f32, bf16; None if none has it.
+    """Return the type of a tensor in a checkpoint's safetensors files, such as f32 or bf16; None if none has it.
 
     Raises ModelError for missing and for broken files.
     """

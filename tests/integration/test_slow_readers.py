@@ -97,7 +97,7 @@ def test_clients_that_never_read_slow_nobody_down_and_hold_bounded_memory() -> N
                 )
             )
         for request_id in ids:
-            wait_for(lambda rid=request_id: service.view(rid)["state"] == "finished", 20.0, "an end of its row")  # type: ignore[misc]
+            wait_for(lambda rid=request_id: service.view(rid).get("state") == "finished", 20.0, "an end of its row")  # type: ignore[misc]
             assert service.view(request_id)["num_completion_tokens"] == 1000
         assert service.num_rows_in_use() == 0
         assert unsent_bytes(service.port) > NUM_STALLED * MIN_UNSENT_BYTES
@@ -131,7 +131,7 @@ def test_a_client_that_reads_late_gets_every_byte_of_a_raw_stream_and_slows_nobo
             for rid in ids
         ]
         for request_id in ids:
-            wait_for(lambda rid=request_id: service.view(rid)["state"] == "finished", 20.0, "an end of its row")  # type: ignore[misc]
+            wait_for(lambda rid=request_id: service.view(rid).get("state") == "finished", 20.0, "an end of its row")  # type: ignore[misc]
         assert unsent_bytes(service.port) > NUM_STALLED * 100
         assert timed_answers(service.port) < 3 * undisturbed + 0.25
         for stream in stalled:

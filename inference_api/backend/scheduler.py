@@ -163,8 +163,7 @@ class Scheduler:
         self._make_room()
         self._start_waiting(now)
         self._rows.open_plan()
-        decoding = any(s.num_uncomputed_tokens == 1 for s in self._running.values())
-        budget = self._budget.beside_tokens if decoding else self._budget.alone_tokens
+        budget = self._prompt_tokens(sum(s.num_uncomputed_tokens == 1 for s in self._running.values()))
         rows: list[RowPlan] = []
         for sequence in self._running.values():
             num_tokens = sequence.num_uncomputed_tokens
@@ -176,6 +175,13 @@ class Scheduler:
         self._metrics["steps"] += bool(rows)
         self._metrics["scheduled_tokens"] += sum(len(plan.token_ids) for plan in rows)
         return StepPlan(tuple(self._with_drafts(rows)))
+
+    def _prompt_tokens(self, num_decoding: int) -> int:
+        """Return how many prompt tokens a step may carry; a row that does not decode leaves its token to a prompt."""
+        if not num_decoding:
+            return self._budget.alone_tokens
+        others = self._info.num_rows - 1
+        return min(self._budget.alone_tokens, self._budget.beside_tokens + max(0, others - num_decoding))
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> dict[str, StepOutput]:
         """Take in what the engine made of `plan`; return one message for each worker that has news."""

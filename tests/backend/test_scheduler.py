@@ -120,7 +120,18 @@ def test_a_prompt_is_computed_in_chunks_within_the_budget_beside_decoding_rows()
     for _ in range(4):
         plan = rig.step()
         chunks.append([len(row.token_ids) for row in plan.rows])
-    assert chunks == [[1, 10], [1, 10], [1, 5, 5], [1, 1, 3]]
+    assert chunks == [[1, 11], [1, 11], [1, 3, 8], [1, 1, 1]]
+
+
+def test_a_row_that_does_not_decode_leaves_its_token_to_a_prompt_up_to_what_prompts_get_alone() -> None:
+    rig = Rig(5, budget=(10, 12))
+    for num_decoding, num_prompt_tokens in ((1, 12), (2, 12), (3, 11), (4, 10)):
+        rig.submit(f"decoding {num_decoding}", max_tokens=50)
+        rig.step()
+        rig.submit(f"prompt {num_decoding}", b"p" * 30)
+        plan = rig.step()
+        assert sorted(len(row.token_ids) for row in plan.rows) == [1] * num_decoding + [num_prompt_tokens]
+        rig.abort(f"prompt {num_decoding}")
 
 
 def test_prompts_alone_use_the_larger_budget() -> None:

@@ -126,7 +126,7 @@ def test_a_request_shows_its_states_and_then_its_figures(service: Service, tenan
         tenant.stream({"text": "y" * 120, "max_tokens": 2}, second_id) as second,
     ):
         assert first.read_chunk()
-        wait_for(lambda: tenant.view(second_id).get("state") == "prefilling", 2.0, "prefill")
+        wait_for(lambda: tenant.view(second_id).get("state") == "prefilling", 5.0, "prefill")
         with tenant.stream(BODY, third_id) as third:
             wait_for(lambda: tenant.view(third_id).get("state") == "waiting", 2.0, "a place in the queue")
             assert tenant.view(third_id)["place"] == 1

@@ -15,7 +15,7 @@ from inference_api.messages import SamplingParams, TokenLogprobs
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefillBudget:
-    """Prompt tokens a step may carry: beside decoding rows, and alone."""
+    """Prompt tokens a step may carry: beside decoding rows in all others, and alone."""
 
     beside_tokens: int
     alone_tokens: int

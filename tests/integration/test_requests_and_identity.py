@@ -121,18 +121,16 @@ def test_metrics_need_their_own_scope(service: Service, tenant: Caller) -> None:
 
 def test_a_request_shows_its_states_and_then_its_figures(service: Service, tenant: Caller) -> None:
     first_id, second_id, third_id = new_request_id(), new_request_id(), new_request_id()
-    with (
-        tenant.stream({"text": "x", "max_tokens": 30}, first_id) as first,
-        tenant.stream({"text": "y" * 120, "max_tokens": 2}, second_id) as second,
-    ):
-        assert first.read_chunk()
-        wait_for(lambda: tenant.view(second_id).get("state") == "prefilling", 5.0, "prefill")
-        with tenant.stream(BODY, third_id) as third:
-            wait_for(lambda: tenant.view(third_id).get("state") == "waiting", 2.0, "a place in the queue")
-            assert tenant.view(third_id)["place"] == 1
-            assert tenant.view(first_id)["state"] == "decoding"
-            assert third.read_all() == b"1234"
-        second.read_all()
+    with tenant.stream({"text": "x", "max_tokens": 30}, first_id) as first:
+        assert first.read_chunk()  # while a row decodes, a step takes its time; prompts alone would not
+        with tenant.stream({"text": "y" * 120, "max_tokens": 2}, second_id) as second:
+            wait_for(lambda: tenant.view(second_id).get("state") == "prefilling", 2.0, "prefill")
+            with tenant.stream(BODY, third_id) as third:
+                wait_for(lambda: tenant.view(third_id).get("state") == "waiting", 2.0, "a place in the queue")
+                assert tenant.view(third_id)["place"] == 1
+                assert tenant.view(first_id)["state"] == "decoding"
+                assert third.read_all() == b"1234"
+            second.read_all()
     view = tenant.view(third_id)
     assert (view["state"], view["finish_reason"]) == ("finished", "length")
     assert (view["num_prompt_tokens"], view["num_completion_tokens"]) == (1, 4)

@@ -7,6 +7,7 @@ a version number. Knows neither models nor engines.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -17,12 +18,19 @@ def digest_of_code(*patterns: str) -> str:
 
     Raises ValueError for a pattern that matches none.
     """
-    digest = hashlib.sha256()
+    found: list[Path] = []
     for pattern in patterns:
         files = sorted(_FOLDER.glob(pattern))
         if not files:
             raise ValueError(f"no file here is named {pattern}")
-        for file in files:
-            content = file.read_bytes()
-            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        found += files
+    return digest_of_files(found)
+
+
+def digest_of_files(files: Iterable[Path], beginning: str = "") -> str:
+    """Return the SHA-256, in hexadecimal, over `beginning` and the names and bytes of `files`, in their order."""
+    digest = hashlib.sha256(beginning.encode())
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()

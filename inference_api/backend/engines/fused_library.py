@@ -17,7 +17,7 @@ import subprocess
 from pathlib import Path
 
 from inference_api import half_finished
-from inference_api.backend.engines.code_digest import digest_of_code
+from inference_api.backend.engines.code_digest import digest_of_code, digest_of_files
 from inference_api.cache_folder import locked
 from inference_api.errors import ModelError
 from inference_api.model_image import file_sha256
@@ -174,15 +174,9 @@ def _processor_obstacle(cpu_flags: frozenset[str] | None) -> str:
     return f"this processor lacks {', '.join(missing)}" if missing else ""
 
 
-def _sources_digest() -> str:
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for file in sorted(SOURCES.iterdir()):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
 def _prefix() -> str:
-    return f"fused-{_sources_digest()[:_DIGITS]}-"
+    sources = digest_of_files(sorted(SOURCES.iterdir()), " ".join(FLAGS))
+    return f"fused-{sources[:_DIGITS]}-"
 
 
 def _find_built(folder: Path) -> Path | None:

@@ -22,6 +22,7 @@ from inference_api.backend.engines import fused, transformers
 from inference_api.backend.engines.base import Engine, RowPlan, SampleSpec
 from inference_api.backend.engines.fused_library import Library, Linear, open_library
 from inference_api.config import Settings
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.model_image import ModelImage
 
 NUM_ROWS = 32
@@ -92,7 +93,7 @@ def run(size_name: str) -> dict[str, object]:
     size = SIZES[size_name]
     settings = Settings.from_environ()
     image = ModelImage.open(prepare_image())
-    build_folder = settings.cache_path / "tvm_cache"
+    build_folder = settings.cache_path / ARTEFACTS_FOLDER
     context_tokens = max(*size.contexts, size.prompt_tokens) + len(size.batches) * (size.steps + 1)
     context_tokens = min(context_tokens, image.context_tokens)
     threads = settings.torch_threads

@@ -22,6 +22,7 @@ from inference_api.backend.engines import fused
 from inference_api.backend.engines.base import Engine, PrefillBudget, StepPlan, StepResult
 from inference_api.backend.scheduler import Scheduler, SchedulerOptions, TokenRules
 from inference_api.config import Settings
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.messages import Abort, Message, Query, QueryKind, SamplingParams, Snapshot, StepOutput, Submit
 from inference_api.model_image import ModelImage
 from inference_api.model_variant import ModelVariant
@@ -160,7 +161,7 @@ def _count(
 
 
 def _load(settings: Settings, image: ModelImage, num_rows: int) -> Engine:
-    folder: Path = settings.cache_path / "tvm_cache"
+    folder: Path = settings.cache_path / ARTEFACTS_FOLDER
     context_tokens = min(CONTEXT_TOKENS, image.context_tokens)
     threads = settings.torch_threads
     return fused.load(image, num_rows=num_rows, context_tokens=context_tokens, build_folder=folder, num_threads=threads)

@@ -28,6 +28,7 @@ from benches.peer_workloads import Admission, Turn, Workload, medians
 from benches.real_model import load_tokenizer, prepare_image
 from benches.service import BenchError, cpu_seconds, ending_with_this_process
 from inference_api.config import Settings
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.errors import InferenceApiError
 from inference_api.model_image import ModelImage
 from inference_api.server.tokenizer import Tokenizer
@@ -129,7 +130,7 @@ def _play_rounds(field: Field, size: Size) -> list[dict[str, float]]:
 
 
 def _measure_peaks() -> dict[str, float]:
-    build_folder, threads = Settings.from_environ().cache_path / "tvm_cache", len(os.sched_getaffinity(0))
+    build_folder, threads = Settings.from_environ().cache_path / ARTEFACTS_FOLDER, len(os.sched_getaffinity(0))
     command = ending_with_this_process(["-m", "benches.peer_peaks", str(build_folder), str(threads)])
     measured = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, process_group=0)
     if measured.returncode:

@@ -20,6 +20,7 @@ from benches.real_model import prepare_image
 from inference_api.backend.engines import fused
 from inference_api.backend.engines.fused_computation import StepTokens
 from inference_api.config import Settings
+from inference_api.engine_artefacts import ARTEFACTS_FOLDER
 from inference_api.model_image import ModelImage
 
 TEXT = Path(__file__).with_name("data") / "public_domain.txt"
@@ -49,7 +50,7 @@ def run(size_name: str) -> dict[str, object]:
         image,
         num_rows=1,
         context_tokens=min(WINDOW_TOKENS, image.context_tokens),
-        build_folder=settings.cache_path / "tvm_cache",
+        build_folder=settings.cache_path / ARTEFACTS_FOLDER,
         num_threads=settings.torch_threads,
     )
     sums = Sums()

@@ -22,7 +22,7 @@ import pytest
 
 from inference_api.backend.engines import sampler
 from tests.integration.service import free_port, in_parallel, wait_for
-from tests.live import test_decode, test_inference_api_load
+from tests.live import program, test_decode, test_inference_api_load
 from tests.live.client import Client, Stream, Target
 from tests.live.locust_run import read_counts
 from tests.live.screen import Screen
@@ -208,6 +208,32 @@ def test_ctrl_c_ends_the_checks_and_the_service_that_they_started() -> None:
     assert (process.returncode, errors) == (130, "interrupted\n")
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize("body", ["raise", "swallow"])
+def test_an_interrupt_ends_the_checks_wherever_its_exception_ends(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handling = {"raise": "raise", "swallow": "pass"}[body]
+    checks = tmp_path / "test_broken_off.py"
+    checks.write_text(
+        "import signal\n"
+        "def test_broken_off():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        f"        {handling}\n"
+        "def test_after_it():\n"
+        "    raise SystemExit(9)\n"
+    )
+
+    def fail(reporter: pytest.TerminalReporter, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        raise TypeError("unsupported operand type(s) for -: 'NoneType' and 'int'")
+
+    monkeypatch.setattr(pytest.TerminalReporter, "pytest_keyboard_interrupt", fail)
+    with pytest.raises(KeyboardInterrupt):
+        program.run_pytest(str(checks), program.LineReporter())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def shown_on_a_terminal(client: Client, num_rows: int, *arguments: str) -> tuple[Screen, bytes]:

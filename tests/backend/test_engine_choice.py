@@ -108,7 +108,7 @@ def test_the_need_of_memory_is_the_chosen_engines(image_of) -> None:
 def test_a_missing_compiler_and_a_lacking_processor_are_told_without_building(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert fused_library.find_obstacle(tmp_path, frozenset({"avx2"})) == "this processor lacks f16c"
+    assert fused_library.find_obstacle(tmp_path, frozenset({"avx2"})) == "this processor lacks f16c, fma"
     monkeypatch.setattr(fused_library.shutil, "which", lambda name: None)
     assert build_obstacle(tmp_path) == "g++ is not installed"
     assert not list(tmp_path.iterdir())

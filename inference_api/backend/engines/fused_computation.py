@@ -51,6 +51,7 @@ class Computation(Protocol):
     def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
         """Compute `tokens`, store their keys and values, and fill `logits` (outputs, vocab), fp32; blocks for a step.
 
-        Returns for each token 0 if its hidden state is NaN or infinite, else 1.
+        Returns for each token 0 if its hidden state is NaN or infinite, else 1: after the last layer where its logits
+        are wanted, else before it.
         """
         ...

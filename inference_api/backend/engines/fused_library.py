@@ -27,7 +27,7 @@ SOURCES = Path(__file__).with_name("fused_native")
 NUMERIC_PATH = "4-bit and int8 weights, int8 and int16 activations, int8 KV, AVX2"
 """What the library computes in, for people; it names the layout of packed weights too."""
 
-INSTRUCTION_SETS = ("avx2", "f16c")
+INSTRUCTION_SETS = ("avx2", "f16c", "fma")
 """What the kernels need of the processor, in the words of /proc/cpuinfo."""
 
 COMPILER = "g++"

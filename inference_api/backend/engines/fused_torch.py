@@ -83,26 +83,40 @@ class TorchComputation:
         with torch.inference_mode():
             for first in range(0, len(tokens.token_ids), TILE_TOKENS):
                 part = slice(first, first + TILE_TOKENS)
-                hidden = self._run_layers(
-                    torch.tensor(tokens.token_ids[part]), torch.tensor(tokens.positions[part]), tokens.rows[part]
-                )  # (tokens, hidden)
-                finite += hidden.isfinite().all(dim=1).tolist()
                 outputs = [index - first for index in tokens.outputs if first <= index < first + TILE_TOKENS]
+                hidden, is_finite = self._run_layers(
+                    torch.tensor(tokens.token_ids[part]),
+                    torch.tensor(tokens.positions[part]),
+                    tokens.rows[part],
+                    outputs,
+                )
+                finite += is_finite.tolist()
                 if outputs:
-                    drawn = self._norm(hidden[outputs], self._final_norm)
-                    logits[num_done : num_done + len(outputs)] = self._head(drawn)
+                    logits[num_done : num_done + len(outputs)] = self._head(self._norm(hidden, self._final_norm))
                     num_done += len(outputs)
         return finite
 
-    def _run_layers(self, token_ids: Tensor, positions: Tensor, rows: Sequence[int]) -> Tensor:
+    def _run_layers(
+        self, token_ids: Tensor, positions: Tensor, rows: Sequence[int], outputs: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the hidden states (outputs, hidden) after all layers, and for each token what is finite (tokens)."""
         stretches = _stretches(rows)
         hidden = self._embedding[token_ids]  # (tokens, hidden)
+        is_finite = torch.empty(0)
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(self._norm(hidden, layer.attention_norm))  # (tokens, query, key and value heads)
-            hidden = hidden + layer.output(self._attend(index, stretches, positions, qkv))
+            attended = self._attend(index, stretches, positions, qkv)
+            if index + 1 == len(self._layers):
+                # Of the last layer the other tokens need keys and values alone.
+                is_finite = hidden.isfinite().all(dim=1)
+                if not outputs:
+                    return hidden[:0], is_finite
+                hidden, attended = hidden[outputs], attended[outputs]
+            hidden = hidden + layer.output(attended)
             gates, ups = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=1)
             hidden = hidden + layer.down(gate(gates, ups))
-        return hidden
+        is_finite[outputs] = hidden.isfinite().all(dim=1)
+        return hidden, is_finite
 
     def _norm(self, values: Tensor, weights: Tensor) -> Tensor:
         return rms_norm(values, weights, self._shape.epsilon)

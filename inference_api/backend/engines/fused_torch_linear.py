@@ -21,6 +21,10 @@ ACTIVATION_RANGE = 2**15 - 1
 DIGIT = 256
 """fp32 holds the sum of a group's products of a weight and half an activation: 32 x 127 x 128 < 2^24."""
 
+SUM_BITS = 13
+"""Of the sum of a group of activations: with a lowest level's 11 they fill the 24 of fp32."""
+_FP32_BITS = 24
+
 WORK_NUMBERS = 2**17
 """Groups are multiplied together while their products are no more than these: few tokens then take few calls."""
 
@@ -78,7 +82,8 @@ class FourBitLinear:
         """Return (tokens, outputs) of `values` (tokens, inputs), fp32."""
         grouped = values.view(len(values), -1, GROUP).transpose(0, 1)  # (groups, tokens, GROUP)
         integers, scales = quantize(grouped, MAX_WEIGHT)
-        sums = scales * (LOWEST_UNITS * integers.sum(dim=2, keepdim=True))  # (groups, tokens, 1), of exact integers
+        # Of exact integers; rounded, so that a product with a lowest level is exact: (groups, tokens, 1).
+        sums = _round_sums(scales * (LOWEST_UNITS * integers.sum(dim=2, keepdim=True)))
         outputs = torch.zeros(len(values), self._levels.shape[2])
         num_groups = max(1, WORK_NUMBERS // outputs.numel())
         for first in range(0, len(grouped), num_groups):
@@ -100,6 +105,12 @@ def make_linear(source: LinearWeights) -> Linear:
     """Return the layer in four bits where they lose nothing, as the library does."""
     levels = find_levels(source.weight)
     return EightBitLinear(source) if levels is None else FourBitLinear(levels, source.bias)
+
+
+def _round_sums(sums: Tensor) -> Tensor:
+    """Return fp32 `sums` rounded to SUM_BITS, halves away from zero."""
+    lost = 1 << (_FP32_BITS - SUM_BITS)
+    return ((sums.view(torch.int32) + lost // 2) & -lost).view(torch.float32)
 
 
 def _num_bytes(*tensors: Tensor | None) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from inference_api.backend.engines.fused_levels import LOWEST_UNITS, find_levels
 from inference_api.backend.engines.fused_library import Layer, Linear, Model
+from inference_api.backend.engines.fused_torch_linear import SUM_BITS
 
 pytestmark = pytest.mark.torch
 
@@ -175,11 +176,15 @@ def test_groups_of_an_output_may_differ_by_thousands_in_scale_and_lie_far_from_z
     for row in range(3):
         values[row, 32 * row : 32 * row + GROUP] = torch.randn(GROUP)
     numbers, scales, _sums = quantized_groups(functions, values)
-    again = (numbers.view(3, 3, GROUP) * scales.unsqueeze(2)).view(3, 96).double()
+    grouped = numbers.view(3, 3, GROUP).double() * scales.unsqueeze(2)
+    again = grouped.view(3, 96)
     expected, largest = again @ weight.T.double(), again.abs() @ weight.T.abs().double()
     error = (computed(functions, linear, values).double() - expected).abs()
     # A scale is whole to within half of the output's unit: 2^-15 of its largest scale at worst.
-    assert (error <= largest * 2e-6 + again.abs().sum(dim=1, keepdim=True) * step * 15 * 2**-15).all()
+    scales_error = again.abs().sum(dim=1, keepdim=True) * step * 15 * 2**-15
+    lowest = weight.view(16, 3, GROUP).amin(dim=2).double()
+    sums_error = grouped.sum(dim=2).abs() @ lowest.abs().T * 2**-SUM_BITS
+    assert (error <= largest * 2e-6 + scales_error + sums_error).all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -198,7 +203,10 @@ def test_a_quantized_group_comes_back_within_half_a_step(fused_library_of_tests)
     grouped = numbers.view(7, 3, GROUP)
     back = grouped * scales.unsqueeze(2)
     assert ((back - values.view(7, 3, GROUP)).abs().amax(dim=2) <= scales * 0.501 + 1e-30).all()
-    assert torch.equal(sums, scales * (LOWEST_UNITS * grouped.sum(dim=2).float()))
+    whole = scales * (LOWEST_UNITS * grouped.sum(dim=2).float())
+    assert ((sums - whole).abs() <= whole.abs() * 2.0**-SUM_BITS).all()
+    fractions, _exponents = torch.frexp(sums)
+    assert torch.equal(fractions * 2**SUM_BITS, (fractions * 2**SUM_BITS).round())
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 48, 577])

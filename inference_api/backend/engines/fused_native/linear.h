@@ -20,6 +20,7 @@ constexpr int kBlock = 16;  // outputs that are computed together
 constexpr int kGroup = 32;  // inputs that share a scale
 constexpr int kRange = 32767;  // of int16 activations
 constexpr float kLowestUnits = 32.0f;  // that a lowest level counts in; see linear_four.cpp
+constexpr int kSumBits = 13;           // of the sum of a group of activations: with a level's 11 they fill fp32's 24
 
 inline int num_blocks(int outputs) { return (outputs + kBlock - 1) / kBlock; }
 inline int num_groups(int inputs) { return (inputs + kGroup - 1) / kGroup; }
@@ -31,7 +32,7 @@ inline int padded(int count) { return (count + kGroup - 1) / kGroup * kGroup; }
 struct Activations {
     char *numbers;  // (rows, row_bytes): int16 for eight bits, int8 for four
     float *scales;  // (rows, row_groups): with eight bits the first of a row alone
-    float *sums;    // (rows, row_groups): kLowestUnits x scale x sum of the group; four bits only
+    float *sums;    // (rows, row_groups): kLowestUnits x scale x sum of the group, in kSumBits; four bits only
     int64_t row_bytes;
     int64_t row_groups;
 

@@ -36,6 +36,16 @@ int32_t largest_bits(const float *values, int count) {
     return result;
 }
 
+// Rounds to kSumBits, halves away from zero.
+float rounded_sum(float value) {
+    constexpr uint32_t kLost = 1u << (std::numeric_limits<float>::digits - kSumBits);
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    bits = (bits + kLost / 2) & ~(kLost - 1);
+    std::memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
 }  // namespace
 
 void rms_norm(const float *values, const float *weights, int count, float epsilon, float *out) {
@@ -93,7 +103,7 @@ void quantize_groups(const float *values, int count, int8_t *out, float *scales,
                                                   _mm256_packs_epi32(rounded[2], rounded[3]));
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm256_permutevar8x32_epi32(packed, order));
         *scales = largest / static_cast<float>(kRange);
-        *sums = *scales * (kLowestUnits * fold(_mm256_cvtepi32_ps(total)));  // small integers: exact
+        *sums = rounded_sum(*scales * (kLowestUnits * fold(_mm256_cvtepi32_ps(total))));  // small integers: exact
     }
 }
 

@@ -62,7 +62,8 @@ void rms_norm(const float *values, const float *weights, int count, float epsilo
 float quantize(const float *values, int count, int range, int16_t *out);
 
 // Quantizes each 32 values to int8 by a scale of their own: writes round(value * 127 / max |value|), the scale that
-// undoes it, and kLowestUnits x scale x sum of the numbers. A group with NaN or infinity has the scale NaN. A multiple of 32 values.
+// undoes it, and kLowestUnits x scale x sum of the numbers, rounded to kSumBits. A group with NaN or infinity has the
+// scale NaN. A multiple of 32 values.
 void quantize_groups(const float *values, int count, int8_t *out, float *scales, float *sums);
 
 // Rotates a head's halves against each other by the angles of its position; head_dim is even.

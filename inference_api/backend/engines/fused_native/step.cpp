@@ -22,13 +22,15 @@ namespace fused {
 
 constexpr int kTileTokens = 128;  // their activations fit a core's second-level cache
 
-// A part of a step: tokens [first, first + count).
+// A part of a step: tokens [first, first + count), or `count` of them that are named.
 struct Tile {
     const FusedStep *step;
     int first, count;
-    int token_id(int token) const { return step->token_ids[first + token]; }
-    int row(int token) const { return step->rows[first + token]; }
-    int position(int token) const { return step->positions[first + token]; }
+    const int32_t *named = nullptr;  // (count), ascending indices of the step's tokens
+    int index(int token) const { return named == nullptr ? first + token : named[token]; }
+    int token_id(int token) const { return step->token_ids[index(token)]; }
+    int row(int token) const { return step->rows[index(token)]; }
+    int position(int token) const { return step->positions[index(token)]; }
 };
 
 }  // namespace fused
@@ -60,10 +62,11 @@ struct FusedEngine {
             int output = 0;
             for (int first = 0; first < step.num_tokens; first += kTileTokens) {
                 const Tile tile{&step, first, std::min(kTileTokens, step.num_tokens - first)};
-                run_layers(tile, member);
                 const int last = static_cast<int>(
                     std::lower_bound(step.outputs, step.outputs + step.num_outputs, first + tile.count) - step.outputs);
-                run_head(tile, output, last, member);
+                const Tile drawn{&step, first, last - output, step.outputs + output};
+                run_layers(tile, drawn, member);
+                run_head(drawn, output, member);
                 output = last;
             }
         });
@@ -87,7 +90,8 @@ struct FusedEngine {
         });
     }
 
-    void run_layers(const Tile &tile, Team::Member &member) {
+    // Leaves the hidden states of `drawn`, the tokens of the tile whose logits are wanted, in their order.
+    void run_layers(Tile tile, const Tile &drawn, Team::Member &member) {
         for_tokens(tile, member, [&](int token) {
             const float *row = model.embedding + static_cast<int64_t>(tile.token_id(token)) * model.hidden;
             std::memcpy(hidden_of(token), row, sizeof(float) * model.hidden);
@@ -97,6 +101,8 @@ struct FusedEngine {
             const FusedLayer &layer = model.layers[index];
             linear(layer.qkv, tile.count, wide.data(), false, member);
             for_tokens(tile, member, [&](int token) { place(tile, token, index); });
+            // Of the last layer the other tokens need keys and values alone.
+            if (index + 1 == model.num_layers) tile = keep(tile, drawn, member);
             attend_all(tile, index, member);
             for_tokens(tile, member, [&](int token) { quantized.set(token, attended_of(token), layer.output); });
             linear(layer.output, tile.count, hidden.data(), true, member);
@@ -114,21 +120,32 @@ struct FusedEngine {
         }
     }
 
-    // Writes the logits of step->outputs[begin, end), all of which lie in the tile, and what is finite in it.
-    void run_head(const Tile &tile, int begin, int end, Team::Member &member) {
-        for_tokens(tile, member, [&](int token) {
-            tile.step->finite[tile.first + token] = all_finite(hidden_of(token), model.hidden);
-        });
-        member.share(end - begin, [&](int first, int last) {
-            for (int i = first; i < last; ++i) {
-                const int token = tile.step->outputs[begin + i] - tile.first;
-                float *normed = attended.data() + static_cast<int64_t>(i) * model.hidden;
-                rms_norm(hidden_of(token), model.final_norm, model.hidden, model.epsilon, normed);
-                quantized.set(i, normed, model.head);
+    // Says of all tokens of the tile what is finite, and moves the hidden states and queries of `drawn` to the front.
+    Tile keep(const Tile &tile, const Tile &drawn, Team::Member &member) {
+        say_finite(tile, member);
+        member.share(1, [&](int, int) {
+            for (int i = 0; i < drawn.count; ++i) {
+                const int token = drawn.index(i) - tile.first;
+                if (token == i) continue;
+                std::memcpy(hidden_of(i), hidden_of(token), sizeof(float) * model.hidden);
+                std::memcpy(queries_of(i), queries_of(token), sizeof(float) * attention_width);
             }
         });
-        float *logits = tile.step->logits + static_cast<int64_t>(begin) * model.vocab;
-        linear(model.head, end - begin, logits, false, member);
+        return drawn;
+    }
+
+    // Writes the logits of the tokens `drawn`, the first of which is the step's output `begin`, and what is finite.
+    void run_head(const Tile &drawn, int begin, Team::Member &member) {
+        say_finite(drawn, member);
+        for_tokens(drawn, member, [&](int token) { norm_and_quantize(token, model.final_norm, model.head); });
+        float *logits = drawn.step->logits + static_cast<int64_t>(begin) * model.vocab;
+        linear(model.head, drawn.count, logits, false, member);
+    }
+
+    void say_finite(const Tile &tile, Team::Member &member) {
+        for_tokens(tile, member, [&](int token) {
+            tile.step->finite[tile.index(token)] = all_finite(hidden_of(token), model.hidden);
+        });
     }
 
     template <typename Each>
@@ -148,7 +165,7 @@ struct FusedEngine {
     void place(const Tile &tile, int token, int index) {
         const FusedLayer &layer = model.layers[index];
         const int dim = model.head_dim, position = tile.position(token);
-        float *queries = wide.data() + static_cast<int64_t>(token) * qkv_width;
+        float *queries = queries_of(token);
         float *keys = queries + attention_width;
         const int64_t angles = static_cast<int64_t>(position) * (dim / 2);
         for (int head = 0; head < model.heads + model.kv_heads; ++head) {
@@ -168,7 +185,7 @@ struct FusedEngine {
             for (int unit = first; unit < last; ++unit) {
                 const int kv_head = unit / tile.count, token = unit % tile.count;
                 attend(model, index, tile.row(token), kv_head, tile.position(token),
-                       wide.data() + static_cast<int64_t>(token) * qkv_width + kv_head * heads_width,
+                       queries_of(token) + kv_head * heads_width,
                        attended_of(token) + kv_head * heads_width, scratch[member.number].data());
             }
         });
@@ -181,6 +198,7 @@ struct FusedEngine {
     }
 
     float *hidden_of(int token) { return hidden.data() + static_cast<int64_t>(token) * model.hidden; }
+    float *queries_of(int token) { return wide.data() + static_cast<int64_t>(token) * qkv_width; }
     float *attended_of(int token) { return attended.data() + static_cast<int64_t>(token) * attention_width; }
 
     const FusedModel model;

@@ -27,6 +27,7 @@ from inference_api.backend.engines.base import (
     StepResult,
 )
 from inference_api.backend.kv_cache import RowPool
+from inference_api.backend.prefill_budget import prompt_tokens
 from inference_api.backend.request_records import RequestRecords
 from inference_api.backend.sequence import Sequence, SequenceStatus
 from inference_api.backend.views import row_view
@@ -163,7 +164,7 @@ class Scheduler:
         self._make_room()
         self._start_waiting(now)
         self._rows.open_plan()
-        budget = self._prompt_tokens(sum(s.num_uncomputed_tokens == 1 for s in self._running.values()))
+        budget = self._prompt_tokens()
         rows: list[RowPlan] = []
         for sequence in self._running.values():
             num_tokens = sequence.num_uncomputed_tokens
@@ -176,12 +177,11 @@ class Scheduler:
         self._metrics["scheduled_tokens"] += sum(len(plan.token_ids) for plan in rows)
         return StepPlan(tuple(self._with_drafts(rows)))
 
-    def _prompt_tokens(self, num_decoding: int) -> int:
-        """Return how many prompt tokens a step may carry; a row that does not decode leaves its token to a prompt."""
-        if not num_decoding:
-            return self._budget.alone_tokens
-        others = self._info.num_rows - 1
-        return min(self._budget.alone_tokens, self._budget.beside_tokens + max(0, others - num_decoding))
+    def _prompt_tokens(self) -> int:
+        num_rows, num_running = self._info.num_rows, len(self._running)
+        num_decoding = sum(sequence.num_uncomputed_tokens == 1 for sequence in self._running.values())
+        num_prompts = num_running - num_decoding
+        return prompt_tokens(self._budget, num_rows=num_rows, num_decoding=num_decoding, num_prompts=num_prompts)
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> dict[str, StepOutput]:
         """Take in what the engine made of `plan`; return one message for each worker that has news."""

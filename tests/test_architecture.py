@@ -6,6 +6,7 @@ Every module is parsed with `ast`; nothing is imported but in the two tests that
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -108,7 +109,13 @@ def _name(path: Path) -> str:
 
 
 def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), _name(path))
+    return _parse(path.read_text("utf-8"), _name(path))
+
+
+@functools.cache
+def _parse(text: str, name: str) -> ast.Module:
+    """Return a text's tree, made once for all tests: they only read it."""
+    return ast.parse(text, name)
 
 
 def _imports(path: Path) -> Iterator[str]:

@@ -13,27 +13,26 @@ import sys
 import tomllib
 import venv
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.integration.service import ROOT, running_command, wait_for
+from tests.integration.service import ROOT, in_parallel, running_command, wait_for
+
+pytestmark = pytest.mark.timeout(240)  # the first test waits for every install
 
 EXTRAS_TOOLS = {"dev": ("mypy", "ruff"), "test": ("pytest",)}
 
 
-def install(folder: Path, *arguments: str, lent: Path | None = None) -> Path:
+def install(folder: Path, *arguments: str) -> Path:
     """Make an environment in `folder`, install there with the project's constraints; return its Python.
 
-    The packages of `lent`, another environment, are seen too. The pip of the tests works for the new environment, and
-    nothing is compiled: all three only save time.
+    The pip of the tests works for the new environment, and nothing is compiled: both only save time.
     """
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
-    if lent is not None:
-        site = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        Path(outside([python, "-c", site], folder).strip(), "lent.pth").write_text(outside([lent, "-c", site], folder))
     pip(python, "install", "--quiet", "--no-compile", "--constraint", ROOT / "scripts" / "constraints.txt", *arguments)
     return python
 
@@ -54,23 +53,35 @@ def outside(command: list[str | Path], cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel that pip makes of the checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip(Path(sys.executable), "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ".")
-    (built,) = folder.glob("*.whl")
-    return built
+@dataclass(frozen=True)
+class Installed:
+    """The wheel that pip makes of the checkout, and the Pythons of two environments.
+
+    `plain` is after what `pip install .` does: the wheel is made, and installed; `editable` is after an editable
+    install with both extras.
+    """
+
+    wheel: Path
+    plain: Path
+    editable: Path
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """Return the Python of an environment after what `pip install .` does: the wheel is made, and installed."""
-    return install(tmp_path_factory.mktemp("plain") / "venv", str(wheel))
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Return what was installed; both at once, since pip reads the index with one core."""
+    folder = tmp_path_factory.mktemp("installed")
+
+    def install_plain() -> Path:
+        pip(Path(sys.executable), "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ".")
+        return install(folder / "plain", *map(str, folder.glob("*.whl")))
+
+    plain, editable = in_parallel([install_plain, lambda: install(folder / "venv", "--editable", ".[dev,test]")])
+    (wheel,) = folder.glob("*.whl")
+    return Installed(wheel, plain, editable)
 
 
-def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_the_wheel_holds_both_packages_and_nothing_else(installed: Installed) -> None:
+    names = set(zipfile.ZipFile(installed.wheel).namelist())
     modules = {
         path.relative_to(ROOT).as_posix() for top in ("inference_api", "proxy") for path in (ROOT / top).rglob("*")
     }
@@ -79,18 +90,20 @@ def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_a_plain_install_brings_neither_torch_nor_transformers(installed: Path) -> None:
-    listed = json.loads(pip(installed, "list", "--format", "json"))
+def test_a_plain_install_brings_neither_torch_nor_transformers(installed: Installed) -> None:
+    listed = json.loads(pip(installed.plain, "list", "--format", "json"))
     names = {package["name"].lower() for package in listed}
     assert {"inference-api", "flask", "gunicorn", "tokenizers"} <= names
     assert not {"torch", "transformers", "numpy", "pytest", "mypy"} & names
 
 
-def test_the_installed_mock_starts_and_streams_in_another_folder(tmp_path: Path, installed: Path) -> None:
-    where = outside([installed, "-c", "import inference_api, proxy; print(inference_api.__file__)"], tmp_path).strip()
-    assert Path(where).is_relative_to(installed.parents[1])
+def test_the_installed_mock_starts_and_streams_in_another_folder(tmp_path: Path, installed: Installed) -> None:
+    where = outside(
+        [installed.plain, "-c", "import inference_api, proxy; print(inference_api.__file__)"], tmp_path
+    ).strip()
+    assert Path(where).is_relative_to(installed.plain.parents[1])
     # env -C: the service runs in a folder where neither package lies.
-    command = ["env", "-C", str(tmp_path), "-u", "PYTHONPATH", str(installed)]
+    command = ["env", "-C", str(tmp_path), "-u", "PYTHONPATH", str(installed.plain)]
     command += ["-m", "inference_api.supervisor", "--mock"]
     with running_command(command, {}) as service:
         log = service.log
@@ -100,10 +113,9 @@ def test_the_installed_mock_starts_and_streams_in_another_folder(tmp_path: Path,
 
 
 def test_the_editable_install_has_the_tools_of_its_extras_in_their_pinned_versions(
-    tmp_path: Path, installed: Path
+    tmp_path: Path, installed: Installed
 ) -> None:
-    # What `.` needs was installed from the index by the fixture; here the extras are.
-    python = install(tmp_path / "venv", "--editable", ".[dev,test]", lent=installed)
+    python = installed.editable
     where = outside([python, "-c", "import inference_api; print(inference_api.__file__)"], tmp_path).strip()
     assert Path(where).is_relative_to(ROOT)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,11 @@ def num_rows_in_use(client: Client) -> int:
     return int(body["num_rows_in_use"])
 
 
-def run_all(*arguments: str, **names: str) -> list[subprocess.CompletedProcess[str]]:
+def run_all(
+    *arguments: str, programs: Sequence[str] = PROGRAMS, **names: str
+) -> list[subprocess.CompletedProcess[str]]:
     """Run every program at once, to its end."""
-    return in_parallel([functools.partial(run, program, *arguments, **names) for program in PROGRAMS])
+    return in_parallel([functools.partial(run, program, *arguments, **names) for program in programs])
 
 
 def test_every_program_explains_itself() -> None:
@@ -87,7 +90,7 @@ def test_without_a_service_every_program_says_so_in_one_line() -> None:
 
 
 def test_an_unknown_option_is_one_line_that_names_it() -> None:
-    for done in [*run_all("--frobnicate"), run("test_decode.py", "--frobnicate")]:
+    for done in run_all("--frobnicate", programs=(*PROGRAMS, "test_decode.py")):
         assert (done.returncode, done.stdout) == (2, "")
         (line,) = done.stderr.splitlines()
         assert line.startswith("ERROR: unrecognized arguments: --frobnicate; see ") and line.endswith(".py --help")

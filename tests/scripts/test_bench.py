@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 
 from inference_api.config import SWITCHES, Settings
 from tests.integration.service import wait_for
+
+pytestmark = pytest.mark.timeout(300)  # the first test waits for every bench
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"samples", "p50", "max"}
@@ -34,13 +37,9 @@ def run_bench(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def figures_of(name: str, *options: str, **environment: str) -> dict[str, Any]:
-    ran = run_bench(name, "--tiny", *options, **environment)
-    assert ran.returncode == 0, ran.stderr
-    figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    assert (figures["bench"], figures["size"]) == (name, "tiny")
-    assert figures["machine"].keys() == {"cpus", "cpu", "memory_gib", "python", "commit"}
-    return figures
+def figures_of(name: str) -> pytest.MarkDecorator:
+    """Give a test the argument `figures`: those of a bench, at its tiny size."""
+    return pytest.mark.parametrize("figures", [name], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +56,35 @@ def own_model(tmp_path_factory: pytest.TempPathFactory, fused_build_folder: Path
     return {"INFERENCE_API_MODEL": str(checkpoint), "INFERENCE_API_CACHE_DIR": str(folder / "cache")}
 
 
-def test_the_front_end_bench_counts_rates_costs_lateness_and_first_tokens() -> None:
-    figures = figures_of("frontend")
+@pytest.fixture(scope="module")
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Return what each bench that a selected test looks at came to, by name.
+
+    Two run at a time. No rate is looked at, and most of a tiny bench is one core that imports torch.
+    """
+    calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    names = {call.params["figures"]: None for call in calls if call is not None and "figures" in call.params}
+    environ = request.getfixturevalue("own_model") if names.keys() - {"frontend"} else {}
+    options = {"peers": ["--peers", str(tmp_path_factory.mktemp("no_peers"))]}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        runs = {name: pool.submit(run_bench, name, "--tiny", *options.get(name, []), **environ) for name in names}
+    return {name: run.result() for name, run in runs.items()}
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest, finished: dict[str, subprocess.CompletedProcess[str]]) -> dict[str, Any]:
+    ran = finished[request.param]
+    assert ran.returncode == 0, ran.stderr
+    figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert (figures["bench"], figures["size"]) == (request.param, "tiny")
+    assert figures["machine"].keys() == {"cpus", "cpu", "memory_gib", "python", "commit"}
+    return figures
+
+
+@figures_of("frontend")
+def test_the_front_end_bench_counts_rates_costs_lateness_and_first_tokens(figures: dict[str, Any]) -> None:
     unthrottled = figures["unthrottled"]
     for front in ("direct", "proxy", "bare_flask"):
         for num_streams in (32, 256):
@@ -77,8 +103,8 @@ def test_the_front_end_bench_counts_rates_costs_lateness_and_first_tokens() -> N
 
 
 @pytest.mark.torch
-def test_the_batching_bench_compares_three_ways_to_serve_the_same_requests(own_model: dict[str, str]) -> None:
-    figures = figures_of("batching", **own_model)
+@figures_of("batching")
+def test_the_batching_bench_compares_three_ways_to_serve_the_same_requests(figures: dict[str, Any]) -> None:
     for way in ("continuous", "static_32", "one_at_a_time"):
         assert figures[way]["tokens_per_second"] > 0
         assert figures[way]["first_token_ms"].keys() >= SPREAD
@@ -89,8 +115,8 @@ def test_the_batching_bench_compares_three_ways_to_serve_the_same_requests(own_m
 
 
 @pytest.mark.torch
-def test_the_http_bench_sets_the_service_beside_the_engine_alone(own_model: dict[str, str]) -> None:
-    figures = figures_of("http", **own_model)
+@figures_of("http")
+def test_the_http_bench_sets_the_service_beside_the_engine_alone(figures: dict[str, Any]) -> None:
     assert figures["http_tokens_per_second"] > 0
     assert figures["in_process_tokens_per_second"] > 0
     assert figures["tokens"]["http"] == figures["tokens"]["in_process"] > 0
@@ -98,8 +124,8 @@ def test_the_http_bench_sets_the_service_beside_the_engine_alone(own_model: dict
 
 
 @pytest.mark.torch
-def test_the_engines_bench_times_both_engines_and_the_kernel(own_model: dict[str, str]) -> None:
-    figures = figures_of("engines", **own_model)
+@figures_of("engines")
+def test_the_engines_bench_times_both_engines_and_the_kernel(figures: dict[str, Any]) -> None:
     for name in ("prefill_tokens_per_second", "step_ms_1_rows_context_8", "step_ms_2_rows_context_8"):
         assert figures[name].keys() == {"transformers", "fused"}
         assert min(figures[name].values()) > 0
@@ -108,8 +134,8 @@ def test_the_engines_bench_times_both_engines_and_the_kernel(own_model: dict[str
 
 
 @pytest.mark.torch
-def test_the_sampling_bench_prices_each_rule_beside_greedy_steps(own_model: dict[str, str]) -> None:
-    figures = figures_of("sampling", **own_model)
+@figures_of("sampling")
+def test_the_sampling_bench_prices_each_rule_beside_greedy_steps(figures: dict[str, Any]) -> None:
     rules = {"temperature", "top_k", "top_p", "top_k_and_top_p", "min_p", "typical_p", "penalties", "logprobs"}
     assert figures["step"].keys() == {"greedy", "everything", *rules}
     for step in figures["step"].values():
@@ -118,8 +144,9 @@ def test_the_sampling_bench_prices_each_rule_beside_greedy_steps(own_model: dict
 
 
 @pytest.mark.torch
-def test_the_memory_bench_weighs_each_engine_idle_and_filled(own_model: dict[str, str]) -> None:
-    engines = figures_of("memory", **own_model)["engines"]
+@figures_of("memory")
+def test_the_memory_bench_weighs_each_engine_idle_and_filled(figures: dict[str, Any]) -> None:
+    engines = figures["engines"]
     assert engines.keys() == {"fused", "transformers"}
     assert engines["fused"]["states"].keys() == {"idle", "32_rows_of_8", "32_rows_of_96"}
     for engine in engines.values():
@@ -132,8 +159,8 @@ def test_the_memory_bench_weighs_each_engine_idle_and_filled(own_model: dict[str
 
 
 @pytest.mark.torch
-def test_the_quality_bench_sets_perplexity_and_agreement_beside_fp32(own_model: dict[str, str]) -> None:
-    figures = figures_of("quality", **own_model)
+@figures_of("quality")
+def test_the_quality_bench_sets_perplexity_and_agreement_beside_fp32(figures: dict[str, Any]) -> None:
     assert figures["perplexity"] > 1
     assert figures["perplexity_fp32"] > 1
     assert 0 <= figures["greedy_agreement"] <= 1
@@ -141,10 +168,8 @@ def test_the_quality_bench_sets_perplexity_and_agreement_beside_fp32(own_model: 
 
 
 @pytest.mark.torch
-def test_the_peers_bench_measures_ours_and_says_why_a_peer_is_missing(
-    own_model: dict[str, str], tmp_path: Path
-) -> None:
-    figures = figures_of("peers", "--peers", str(tmp_path), **own_model)
+@figures_of("peers")
+def test_the_peers_bench_measures_ours_and_says_why_a_peer_is_missing(figures: dict[str, Any]) -> None:
     assert figures["not_measured"].keys() == {"openvino_q8_0", "llama_q4_0", "llama_q8_0", "vllm_fp32"}
     assert all("not installed" in reason for reason in figures["not_measured"].values())
     for workload in figures["workloads"].values():

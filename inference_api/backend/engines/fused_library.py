@@ -7,6 +7,7 @@ Mirrors the structs of fused_native/interface.h. Knows no model.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -14,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from inference_api import half_finished
@@ -209,12 +211,12 @@ def _find_compiler() -> str:
 def _build(compiler: str, folder: Path, target: Path) -> Path:
     """Compile all sources into one library, which takes its name when it is whole and is then the only one here."""
     with half_finished.beside(target) as partial:
+        sources = sorted(SOURCES.absolute().glob("*.cpp"))
+        lanes = _lanes(sources, len(os.sched_getaffinity(0)))
+        _run([[compiler, *FLAGS, "-c", *map(str, lane)] for lane in lanes], partial)
+        # In the order of the names, whichever lane an object comes from: the library is the same on every machine.
+        _run([[compiler, *FLAGS, *(f"{source.stem}.o" for source in sources), "-o", "library"]], partial)
         built = partial / "library"
-        sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
-        command = [compiler, *FLAGS, *sources, "-o", str(built)]
-        if (errors := _run(command)) is not None:
-            reason = next((line for line in errors.splitlines() if "error" in line), "it gave no reason")
-            raise ModelError(f"{COMPILER} cannot compile the engine fused: {reason}; update it, {_OTHER_ENGINE}")
         built.chmod(0o755)
         path = built.rename(folder / f"{_prefix()}{file_sha256(built)[:_DIGITS]}.so")
     # Those of other sources, and broken ones. A process that has one open keeps it: the file lives as long as its map.
@@ -224,17 +226,38 @@ def _build(compiler: str, folder: Path, target: Path) -> Path:
     return path
 
 
-def _run(command: list[str]) -> str | None:
-    """Run a compiler; return its words on stderr if it failed, else None. What ends the wait ends its children too."""
-    with subprocess.Popen(  # noqa: S603 - no user's words in it
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
-    ) as compiler:
+def _lanes(sources: Sequence[Path], most: int) -> list[Sequence[Path]]:
+    """Share the sources out to at most `most` compilers, which work side by side, each through its share."""
+    largest_first = sorted(sources, key=lambda source: (-source.stat().st_size, source.name))
+    return [largest_first[lane::most] for lane in range(min(most, len(sources)))]
+
+
+def _run(commands: Sequence[list[str]], folder: Path) -> None:
+    """Run compilers side by side in `folder`; what ends the wait ends them and their children too.
+
+    Raises ModelError with the reason of the first that fails.
+    """
+    with contextlib.ExitStack() as stack:
+        compilers: list[subprocess.Popen[str]] = []
         try:
-            _, errors = compiler.communicate()
+            for command in commands:
+                compilers.append(stack.enter_context(_start(command, folder)))
+            words = [compiler.communicate()[1] for compiler in compilers]
         except BaseException:
-            os.killpg(compiler.pid, signal.SIGKILL)
+            for compiler in compilers:
+                if compiler.returncode is None:
+                    os.killpg(compiler.pid, signal.SIGKILL)
             raise
-    return errors if compiler.returncode else None
+    for compiler, errors in zip(compilers, words, strict=True):
+        if compiler.returncode:
+            reason = next((line for line in errors.splitlines() if "error" in line), "it gave no reason")
+            raise ModelError(f"{COMPILER} cannot compile the engine fused: {reason}; update it, {_OTHER_ENGINE}")
+
+
+def _start(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 - no user's words in it
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    )
 
 
 def _bind(functions: ctypes.CDLL) -> ctypes.CDLL:

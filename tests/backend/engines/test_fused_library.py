@@ -13,6 +13,7 @@ import pytest
 from inference_api.backend.engines import fused_library
 from inference_api.backend.engines.fused_library import open_library
 from inference_api.errors import ModelError
+from tests.integration.service import command_line, wait_for
 
 pytestmark = pytest.mark.torch
 
@@ -42,6 +43,60 @@ def test_sources_that_do_not_compile_are_one_line_and_leave_nothing(tmp_path, mo
         open_library(tmp_path / "cache", ALL_FLAGS)
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize("num_comments", [0, 20])
+def test_whichever_compiler_fails_its_reason_is_told_and_nothing_is_left(tmp_path, monkeypatch, num_comments):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "broken.cpp").write_text("int f() { return nothing; }\n")
+    (sources / "sound.cpp").write_text("int g() { return 1; }\n" + "// the larger\n" * num_comments)
+    monkeypatch.setattr(fused_library, "SOURCES", sources)
+    monkeypatch.setattr(fused_library.os, "sched_getaffinity", lambda pid: {0, 1})
+    with pytest.raises(ModelError, match=r"broken.cpp:1.* error: .*nothing"):
+        open_library(tmp_path / "cache", ALL_FLAGS)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_the_library_has_the_same_bytes_however_many_compilers_share_its_sources(tmp_path, monkeypatch):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for number, name in enumerate(("one", "two", "three")):
+        body = f'extern "C" int {name}() {{ return {number}; }}\n'
+        (sources / f"{name}.cpp").write_text(body + "// the largest first, not the first by name\n" * number)
+    monkeypatch.setattr(fused_library, "SOURCES", sources)
+    monkeypatch.setattr(fused_library, "_bind", lambda functions: functions)
+    built = []
+    for num_processors in (1, 2, 8):
+        monkeypatch.setattr(
+            fused_library.os, "sched_getaffinity", lambda pid, number=num_processors: set(range(number))
+        )
+        built.append(open_library(tmp_path / str(num_processors), ALL_FLAGS))
+    assert len({library.sha256 for library in built}) == 1
+    assert [getattr(built[0].functions, name)() for name in ("one", "two", "three")] == [0, 1, 2]
+
+
+HANGING_COMPILER = """#!/bin/sh
+sleep 60 &
+echo $$ $! >> {log}
+wait
+"""
+
+
+def test_what_ends_the_wait_for_the_compilers_ends_them_all_with_their_children(tmp_path, monkeypatch):
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(HANGING_COMPILER.format(log=log))
+    compiler.chmod(0o755)
+
+    def interrupt(compiler, *_arguments):
+        while not log.exists() or len(log.read_text().split()) < 4:
+            assert compiler.poll() is None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fused_library.subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fused_library._run([[str(compiler)], [str(compiler)]], tmp_path)
+    wait_for(lambda: not any(map(command_line, map(int, log.read_text().split()))), 5.0, "the end of the compilers")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line_that_names_it(tmp_path):
@@ -101,7 +156,7 @@ print(fused_library.open_library(Path(sys.argv[2]), frozenset(fused_library.INST
 """
 
 COUNTING_COMPILER = """#!/bin/sh
-echo compiled >> {log}
+case " $* " in *" -c "*) echo compiled ;; *) echo linked ;; esac >> {log}
 exec {compiler} "$@"
 """
 
@@ -128,5 +183,5 @@ def test_of_two_processes_that_build_into_one_folder_at_once_one_compiles(tmp_pa
             builder.stdin.write("\n")
             builder.stdin.flush()
         assert [builder.communicate(timeout=120)[0] for builder in builders] == ["1\n"] * 2
-    assert log.read_text() == "compiled\n"
+    assert sorted(log.read_text().splitlines()) == ["compiled", "linked"]
     assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -294,4 +294,4 @@ def test_ctrl_c_ends_a_bench_in_one_line_and_its_service(tmp_path: Path) -> None
 def test_a_bench_that_is_killed_leaves_no_service(tmp_path: Path) -> None:
     with bench_with_its_service(tmp_path) as (process, pids):
         process.kill()
-        wait_for(lambda: not living(pids), 20.0, "the end of the service")
+        wait_for(lambda: not living(pids), 40.0, "the end of the service")

@@ -127,6 +127,16 @@ class Settings:
     queue_tokens: int = setting(
         65536, "INFERENCE_API_QUEUE_TOKENS", doc="Prompt tokens that may wait for a row.", low=1, high=1 << 31
     )
+    grammar_seconds: float = setting(
+        5.0,
+        "INFERENCE_API_GRAMMAR_SECONDS",
+        doc="Longest wait for the compilation of an answer's grammar; it may wait as long to begin.",
+        low=0.05,
+        high=7.0,
+    )
+    lark_grammars: bool = setting(
+        False, "INFERENCE_API_LARK_GRAMMARS", doc="Take grammars in Lark's syntax, which can cost seconds a step."
+    )
     queue_seconds: float = setting(60.0, "INFERENCE_API_QUEUE_SECONDS", doc="Longest wait for a row.", low=0.001)
     first_token_seconds: float = setting(
         120.0, "INFERENCE_API_FIRST_TOKEN_SECONDS", doc="Longest time to the first token.", low=0.001

@@ -12,7 +12,8 @@
     │   ├── NotFoundError             404 unknown, or another tenant's
     │   ├── AbortedError              409 ended by DELETE
     │   │   └── ClientLeftError       nobody is there to read an answer
-    │   └── BodyTooLargeError         413
+    │   ├── BodyTooLargeError         413
+    │   └── RefusedCallError          4xx that HTTP itself asks for, such as 405
     └── UnavailableError              not the caller's fault, worth a retry
         ├── OverloadedError           503 the input queue is full
         ├── DrainingError             503 the service is stopping
@@ -25,6 +26,8 @@ A code is stable: clients may match on it. The edge turns an error into HTTP onc
 """
 
 from __future__ import annotations
+
+from http import HTTPStatus
 
 
 class InferenceApiError(Exception):
@@ -60,7 +63,11 @@ class RequestError(InferenceApiError):
 
 
 class InvalidRequestError(RequestError):
-    """Name the field, its value and the bound."""
+    """Name the field, its value and the bound; `param` is the field's path where an API tells it apart."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class PromptTooLongError(RequestError):
@@ -108,6 +115,17 @@ class BodyTooLargeError(RequestError):
 
     code = "body_too_large"
     status = 413
+
+
+class RefusedCallError(RequestError):
+    """Refuse a call that no route takes, with a status of HTTP's own."""
+
+    code = "refused"
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = HTTPStatus(status).name.lower()
 
 
 class UnavailableError(InferenceApiError):

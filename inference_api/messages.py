@@ -2,7 +2,7 @@
 
 Tagged msgspec structs; unknown fields are refused, so that two versions never half-understand each other. Golden frames
 in tests/data/frames.json pin the bytes. Prompts and answers cross as token ids, stop sequences as bytes; never as text.
-Clocks do not cross processes: times are durations in seconds. Knows nothing of sockets (queues.py) or of HTTP.
+Clocks do not cross processes: times are durations in seconds. Knows nothing of sockets (queues.py), HTTP or grammars.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import enum
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised with every incompatible change; it is the byte in front of each frame."""
 
 
@@ -32,6 +32,17 @@ class RefusalReason(enum.StrEnum):
     DRAINING = "draining"
     TOO_LONG = "too_long"
     WARMING = "warming"
+    BAD_GRAMMAR = "bad_grammar"
+
+
+class GrammarKind(enum.StrEnum):
+    """How a Grammar's text is read."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    LARK = "lark"
 
 
 class QueryKind(enum.StrEnum):
@@ -84,6 +95,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     top: list[tuple[int, float]]
 
 
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The form that a whole completion must keep to.
+
+    `text` is a JSON schema, a regular expression of the whole, a JSON list of texts to choose from, or a Lark grammar;
+    empty for any JSON object.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    field: str = ""
+    """The request's member that it came from: a refusal names it."""
+
+
 class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A stable code of errors.py and a text that is safe to show."""
 
@@ -123,6 +147,8 @@ class Submit(Message, frozen=True, tag="submit"):
     """So many ids come before an end: until then no id that ends is drawn, and no stop sequence counts."""
     ignore_eos: bool = False
     """The model's own ends are ids like any other; `stop_ids` still end."""
+    grammar: Grammar | None = None
+    """Beside neither `min_tokens` nor `ignore_eos`: what has its form must be able to end."""
 
 
 class Abort(Message, frozen=True, tag="abort"):
@@ -186,6 +212,8 @@ class Refused(Message, frozen=True, tag="refused"):
     session_id: str
     reason: RefusalReason
     retry_after_seconds: float
+    message: str = ""
+    """What is wrong with the grammar; safe to show."""
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -210,6 +238,8 @@ class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timing: Timing
     stop: bytes | None = None
     error: ErrorInfo | None = None
+    num_cached_tokens: int = 0
+    """Prompt ids that were not computed for it: a row of its tenant held them already."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -264,10 +294,22 @@ class RequestView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_reason: FinishReason | None = None
     timing: Timing | None = None
     error: ErrorInfo | None = None
+    num_cached_tokens: int = 0
+
+
+class HistogramView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a histogram has seen: `counts[i]` values of at most `bounds[i]` and over the bound before it.
+
+    The last count is of the values over every bound; `total` is the sum of all values.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
 
 
 class Snapshot(Message, frozen=True, tag="snapshot"):
-    """Answer a Query. Counters and gauges are plain numbers by name."""
+    """Answer a Query. Counters are plain numbers by name; `kv_usage` is the share of the KV cache that is in use."""
 
     query_id: int
     num_waiting: int
@@ -276,6 +318,8 @@ class Snapshot(Message, frozen=True, tag="snapshot"):
     rows: list[RowView] = []
     request: RequestView | None = None
     metrics: dict[str, float] = {}
+    kv_usage: float = 0.0
+    histograms: dict[str, HistogramView] = {}
 
 
 class Pong(Message, frozen=True, tag="pong"):

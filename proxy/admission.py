@@ -99,6 +99,8 @@ class Admitter:
         if "authorization" in headers and "x-api-key" in headers:
             raise Refusal(400, "two_credentials", "Send either Authorization or X-Api-Key, not both.")
         try:
+            if "x-api-key" in headers:
+                return self._authenticator.authenticate_api_key(headers["x-api-key"])
             return self._authenticator.authenticate(headers.get("authorization", ""))
         except AuthError as fault:
             raise Refusal(fault.status, fault.code, fault.message) from None

@@ -17,14 +17,16 @@ from typing import Any
 from flask import Flask, Response, request
 
 from proxy.admission import Admission, Admitter, RequestHead
-from proxy.answers import Refusal, error_body, error_headers
+from proxy.answers import Refusal, error_headers
 from proxy.auth import Authenticator, mint_assertion
 from proxy.config import Settings
 from proxy.connection import ClientLeft
+from proxy.error_bodies import refusal_body
 from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
 from proxy.headers import AnswerFault, answer_headers, identity_headers, upstream_headers, valid_request_id
 from proxy.limits import RequestWindow
 from proxy.routes import RouteTable
+from proxy.trace_context import TRACEPARENT_HEADER, Trace, continue_trace
 from proxy.transaction import JsonTransactionFormatter, Transaction
 from proxy.worker import AnswerBroken
 
@@ -81,9 +83,9 @@ class Door:
         """Answer one request; every way out writes one transaction line when the request has ended."""
         connection = environ["proxy.connection"]
         head = read_head(environ)
-        transaction = Transaction(
-            head.target.partition("?")[0], str(environ.get("REMOTE_ADDR", "")), time.monotonic, self._logger
-        )
+        trace = continue_trace(head.headers.get(TRACEPARENT_HEADER))
+        path, address = head.target.partition("?")[0], str(environ.get("REMOTE_ADDR", ""))
+        transaction = Transaction(path, address, time.monotonic, self._logger, trace.trace_id)
         connection.on_end(lambda: transaction.finish(client_left=connection.left))
         request_id = "req_" + secrets.token_hex(16)
         client_id = valid_request_id(head.headers.get("x-request-id"))
@@ -93,17 +95,19 @@ class Door:
             transaction.claims = admission.claims
             if admission.claims is not None:
                 self._window.take(admission.claims.tenant)
-            answer = self._forward(connection, head, admission, request_id)
+            answer = self._forward(connection, head, admission, request_id, trace)
             headers = _selected_headers(answer, request_id, client_id)
             response = self._relay(head, admission, answer, headers, transaction)
         except Refusal as refusal:
             connection.abandon_body()
-            body = error_body(refusal.status, refusal.message)
+            body = refusal_body(path, refusal, request_id)
             response = RelayedResponse(body, refusal.status, [*error_headers(refusal), *identity])
         transaction.status_code = response.status_code
         return response
 
-    def _forward(self, connection: Any, head: RequestHead, admission: Admission, request_id: str) -> UpstreamAnswer:
+    def _forward(
+        self, connection: Any, head: RequestHead, admission: Admission, request_id: str, trace: Trace
+    ) -> UpstreamAnswer:
         assertion = None
         body = connection.read_body(self._settings.max_body_bytes) if admission.has_body else None
         if admission.claims is not None:
@@ -115,7 +119,7 @@ class Door:
                 request_id=request_id,
                 now=self._now(),
             )
-        headers = upstream_headers(head.headers, request_id=request_id, assertion=assertion)
+        headers = upstream_headers(head.headers, request_id=request_id, assertion=assertion, trace=trace)
         target = admission.path + ("?" + admission.query if admission.query else "")
         connection.watch()
         try:

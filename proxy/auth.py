@@ -27,6 +27,7 @@ __all__ = [
     "PolicyFault",
     "derive_internal_key",
     "mint_assertion",
+    "parse_api_key",
     "parse_bearer",
     "verify_assertion",
 ]
@@ -58,6 +59,13 @@ def parse_bearer(authorization_header: str) -> str:
     return rest
 
 
+def parse_api_key(api_key_header: str) -> str:
+    """Return the compact JWT of an X-Api-Key header, which has no scheme; raise AuthError (400) for two of them."""
+    if "," in api_key_header:
+        raise AuthError("two_credentials", "Exactly one X-Api-Key header is allowed.", status=400)
+    return api_key_header
+
+
 @dataclass(frozen=True, slots=True)
 class Authenticator:
     """Decide who calls. Immutable: new keys mean a new Authenticator."""
@@ -81,7 +89,14 @@ class Authenticator:
 
     def authenticate(self, authorization_header: str) -> Claims:
         """Verify the header's bearer and return its claims; raise AuthError with a fixed text and a stable code."""
-        claims = _parse_claims(self.verify(parse_bearer(authorization_header)))
+        return self._read_claims(self.verify(parse_bearer(authorization_header)))
+
+    def authenticate_api_key(self, api_key_header: str) -> Claims:
+        """Do the same for an X-Api-Key header, in which some clients send what others send as a bearer."""
+        return self._read_claims(self.verify(parse_api_key(api_key_header)))
+
+    def _read_claims(self, jws: CompactJws) -> Claims:
+        claims = _parse_claims(jws)
         now = self.now()
         if self.policy is None:
             # An audience is optional under a shared secret, but one that names somebody else is somebody else's bearer.

@@ -1,7 +1,8 @@
 """Own the headers that cross the proxy: both directions are built from an allow-list, nothing is copied.
 
 Pure. It knows header names and what a value may contain; it does not know bodies, routes or who calls. Identity
-headers (`X-Internal-Assertion`, `Request-Id`) come from the proxy alone, so a client's are never looked at.
+headers (`X-Internal-Assertion`, `Request-Id`) come from the proxy alone, so a client's are never looked at; a client's
+trace goes on as trace_context.py says.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from proxy.answers import Refusal
+from proxy.trace_context import TRACEPARENT_HEADER, Trace
 
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # RFC 9110 section 5.5: field-vchar, SP and HTAB; without obs-text, which no header of ours needs.
@@ -25,6 +27,8 @@ _ANSWER_NAMES = frozenset(
         "allow",
         "x-client-session-id",
         "x-error-code",
+        "x-should-retry",
+        "openai-processing-ms",
     }
 )
 _ANSWER_PREFIX = "x-inference-"
@@ -39,7 +43,9 @@ def valid_request_id(value: str | None) -> str | None:
     return value if value is not None and _CLIENT_REQUEST_ID.fullmatch(value) else None
 
 
-def upstream_headers(headers: Mapping[str, str], *, request_id: str, assertion: str | None) -> dict[str, str]:
+def upstream_headers(
+    headers: Mapping[str, str], *, request_id: str, assertion: str | None, trace: Trace
+) -> dict[str, str]:
     """Build the header set sent upstream from lower-case client headers; raise Refusal for a value beyond ASCII."""
     built = {"Accept": "*/*"}
     for name in _UPSTREAM_REQUEST_NAMES:
@@ -53,6 +59,7 @@ def upstream_headers(headers: Mapping[str, str], *, request_id: str, assertion: 
     if client_id is not None:
         built["X-Request-Id"] = client_id
     built["Request-Id"] = request_id
+    built[TRACEPARENT_HEADER] = str(trace)
     if assertion is not None:
         built["X-Internal-Assertion"] = assertion
     # A compressed stream could not be passed on byte by byte as it comes.

@@ -1,7 +1,7 @@
 """Own the one log line of a forwarded or refused request, as text or as a JSON object.
 
 Pure but for the logger it is given. It knows which values may be logged: path, address, status, tenant, bearer id, the
-server's statistics and the duration. No prompt, header, query or JWT ever reaches it; every value is escaped.
+server's statistics, the duration, the trace. No prompt, header, query or JWT ever reaches it; every value is escaped.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Transaction:
     client_address: str
     now: Callable[[], float]
     logger: logging.Logger
+    trace_id: str
     started: float = field(init=False)
     # What is true when nothing was decided before an unexpected end.
     status_code: int = 500
@@ -47,13 +48,14 @@ class Transaction:
         jwt = {"team_id": self.claims.tenant, "token_id": self.claims.token_id} if self.claims is not None else None
         duration_ms = (self.now() - self.started) * 1000
         self.logger.info(
-            "[Transaction] path=%s client_address=%s status_code=%d jwt=%s stats=%s duration_ms=%d",
+            "[Transaction] path=%s client_address=%s status_code=%d jwt=%s stats=%s duration_ms=%d trace_id=%s",
             escape(self.path),
             escape(self.client_address),
             status_code,
             _compact(jwt),
             _compact(self.stats)[:_MAX_STATS],
             duration_ms,
+            self.trace_id,
             extra={
                 "transaction": {
                     "path": self.path[:_MAX_VALUE],
@@ -62,6 +64,7 @@ class Transaction:
                     "jwt": jwt,
                     "stats": self.stats if len(_compact(self.stats)) <= _MAX_STATS else None,
                     "duration_ms": round(duration_ms, 3),
+                    "trace_id": self.trace_id,
                 }
             },
         )

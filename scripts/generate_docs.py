@@ -1,4 +1,4 @@
-"""Write the generated tables of the documents: settings, parameters and errors, from the code that owns them.
+"""Write the generated tables of the documents: settings, parameters, errors and metrics, from the code that owns them.
 
 A program for developers: `python scripts/generate_docs.py` rewrites, `--check` fails if a table is stale. One page is
 generated whole; in the others a table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -18,6 +19,8 @@ sys.path.insert(0, str(ROOT))
 from inference_api import errors  # noqa: E402
 from inference_api.config import SWITCHES, Settings  # noqa: E402
 from inference_api.server.body_fields import Field  # noqa: E402
+from inference_api.server.metrics import FAMILIES, VLLM_PREFIX  # noqa: E402
+from inference_api.server.openai.bodies import ChatBody, CompletionBody, SamplingBody  # noqa: E402
 from inference_api.server.validation import MAX_SEED, MAX_SESSION_ID_CHARS, NATIVE_FIELDS, SESSION_ID  # noqa: E402
 
 SETTINGS_PATH = ROOT / "docs" / "settings.md"
@@ -81,6 +84,90 @@ def errors_table() -> str:
     return "".join(lines)
 
 
+def openai_members_table() -> str:
+    """Return the members of OpenAI's two bodies that can change an answer: where, what values, meaning."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for place, model in (("chat", ChatBody), ("text", CompletionBody)):
+        schema = model.model_json_schema()
+        for name, member in schema["properties"].items():
+            if name not in SamplingBody.NO_EFFECT:
+                values = _told(member, schema.get("$defs", {}))
+                rows.setdefault((name, f"{values} | {member.get('description', '')}"), []).append(place)
+    lines = ["| member | in | values | meaning |\n|---|---|---|---|\n"]
+    lines += [f"| `{name}` | {', '.join(places)} | {told} |\n" for (name, told), places in rows.items()]
+    return "".join(lines)
+
+
+def _told(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """Say which values a member takes by its JSON schema, as pydantic makes them of the bodies; null is absent."""
+    if "$ref" in schema:
+        return _told(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        kinds = [_told(one, definitions) for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(kinds)
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    kind = schema.get("type")
+    if kind == "array":
+        return f"list{_sized(schema, 'Items')} of {_told(schema['items'], definitions)}"
+    if kind == "object":
+        return _told_object(schema, definitions)
+    if kind == "string":
+        return f"string{_sized(schema, 'Length', ' characters')}"
+    return f"{kind}{_bounded(schema)}"
+
+
+def _told_object(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    if "properties" in schema:
+        return "object of " + ", ".join(f"`{name}`" for name in schema["properties"])
+    values = schema.get("additionalProperties")
+    of_what = f" of {_told(values, definitions)}" if isinstance(values, Mapping) else ""
+    return f"object{_sized(schema, 'Properties')}{of_what}"
+
+
+def _sized(schema: Mapping[str, Any], what: str, unit: str = "") -> str:
+    low, high = schema.get(f"min{what}"), schema.get(f"max{what}")
+    if low is None and high is None:
+        return ""
+    if high is None:
+        return " (not empty)" if low == 1 else f" (at least {low}{unit})"
+    return f" ({low or 0} to {high}{unit})"
+
+
+def _bounded(schema: Mapping[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if "exclusiveMinimum" in schema:
+        return f" above {schema['exclusiveMinimum']:g}, at most {high:g}"
+    if "exclusiveMaximum" in schema:
+        return f" {_number(low or 0)} to {_number(schema['exclusiveMaximum'])} - 1"
+    if high is not None:
+        return f" {_number(low or 0)} to {_number(high)}"
+    return "" if low is None else f" {low:g} or more"
+
+
+def _number(value: float) -> str:
+    for power in (2**63, -(2**63)):
+        if value == power:
+            return "-2^63" if power < 0 else "2^63"
+    return f"{value:g}"
+
+
+def openai_no_effect_table() -> str:
+    """Return the members of OpenAI's bodies that are accepted and change nothing."""
+    return ", ".join(f"`{name}`" for name in SamplingBody.NO_EFFECT) + ".\n"
+
+
+def metrics_table() -> str:
+    """Return the families of `/metrics`: name, kind, labels, meaning."""
+    lines = ["| name | kind | labels | meaning |\n|---|---|---|---|\n"]
+    for family in FAMILIES:
+        kind = type(family).__name__.lower()
+        name = f"{family.name}_total" if kind == "counter" else family.name
+        labels = ["`model_name`"] * family.name.startswith(VLLM_PREFIX) + [f"`{family.label}`"] * bool(family.label)
+        lines.append(f"| `{name}` | {kind} | {', '.join(labels)} | {family.summary} |\n")
+    return "".join(lines)
+
+
 def _subclasses(*bases: type[errors.InferenceApiError]) -> Iterator[type[errors.InferenceApiError]]:
     """Yield every class below `bases`, at any depth."""
     for base in bases:
@@ -89,8 +176,14 @@ def _subclasses(*bases: type[errors.InferenceApiError]) -> Iterator[type[errors.
             yield from _subclasses(child)
 
 
-TABLES: dict[str, Callable[[], str]] = {"parameters": parameters_table, "errors": errors_table}
-PAGES = ("README.md", "docs/frontend.md")
+TABLES: dict[str, Callable[[], str]] = {
+    "parameters": parameters_table,
+    "errors": errors_table,
+    "metrics": metrics_table,
+    "openai_members": openai_members_table,
+    "openai_no_effect": openai_no_effect_table,
+}
+PAGES = ("README.md", "docs/frontend.md", "docs/clients.md", "docs/metrics.md")
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

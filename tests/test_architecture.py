@@ -66,6 +66,8 @@ LAYERS = (
         ("transformers",),
         ("inference_api/prepare.py", "inference_api/backend/engines/transformers.py"),
     ),
+    ("inference_api", ("llguidance",), ("inference_api/backend/grammars.py",)),
+    ("proxy", ("llguidance",), ()),
     ("inference_api", ("redis", "sqlite3"), ()),
     ("inference_api", ("multiprocessing", "pickle", "marshal", "shelve", "dill", "cloudpickle"), ()),
     ("proxy", ("multiprocessing", "pickle", "marshal", "shelve", "dill", "cloudpickle"), ()),
@@ -74,6 +76,8 @@ LAYERS = (
 PURE = (
     "inference_api/backend/scheduler.py",
     "inference_api/backend/sequence.py",
+    "inference_api/backend/figures.py",
+    "inference_api/backend/inbox_messages.py",
     "inference_api/backend/kv_cache.py",
     "inference_api/backend/prompt_lookup.py",
     "inference_api/backend/request_records.py",
@@ -84,6 +88,7 @@ PURE = (
     "inference_api/server/validation.py",
     "proxy/auth.py",
     "proxy/claims.py",
+    "proxy/error_bodies.py",
     "proxy/jws.py",
 )
 IMPURE_MODULES = ("socket", "selectors", "select", "subprocess", "threading", "time", "os", "requests", "flask")

@@ -27,6 +27,7 @@ CODES = {
     "model_error": 500,
     "not_found": 404,
     "overloaded": 503,
+    "refused": 400,
     "setting_error": 500,
     "unauthenticated": 401,
     "unavailable": 503,

@@ -26,8 +26,11 @@ from inference_api.messages import (
     Fatal,
     Finished,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Heartbeat,
     Hello,
+    HistogramView,
     Loading,
     Message,
     Ping,
@@ -57,10 +60,10 @@ FRAMES: dict[str, str] = json.loads((Path(__file__).parent / "data" / "frames.js
 
 _ERROR = ErrorInfo("generation_failed", "The model's logits are not finite.")
 _TIMING = Timing(0.25, 0.5, 1.5, 32, 130)
-_FINISHED = Finished(FinishReason.STOP, 3, _TIMING, stop=b"\n\xff", error=None)
+_FINISHED = Finished(FinishReason.STOP, 3, _TIMING, stop=b"\n\xff", error=None, num_cached_tokens=130)
 
 EXAMPLES: tuple[Message, ...] = (
-    Hello("pid-7", 2),
+    Hello("pid-7", 3),
     Submit(
         session_id="5e55",
         request_id="req_1",
@@ -92,6 +95,7 @@ EXAMPLES: tuple[Message, ...] = (
         stop_ids=(2, 49150),
         min_tokens=3,
         ignore_eos=True,
+        grammar=Grammar(GrammarKind.REGEX, "[a-z]+", "guided_regex"),
     ),
     Abort("req_1", "alpha"),
     Ping(1),
@@ -99,7 +103,7 @@ EXAMPLES: tuple[Message, ...] = (
     Query(2, QueryKind.REQUEST, "alpha", "req_1"),
     Ready("incarnation", "digest", "mock", "mock", "none", 32, 2048, True),
     Accepted("5e55", 3, 1.5),
-    Refused("5e55", RefusalReason.QUEUE_FULL, 2.0),
+    Refused("5e55", RefusalReason.BAD_GRAMMAR, 2.0, "is no JSON schema."),
     StepOutput(
         [
             SequenceOutput("5e55", 31, 9, 0, [5, 6, 7], _FINISHED),
@@ -114,8 +118,10 @@ EXAMPLES: tuple[Message, ...] = (
         2,
         1,
         [RowView(0, "decoding", "alpha", "req_1", 2, 3, 1.5), RowView(1, "other")],
-        RequestView("req_1", "finished", 2, 3, None, 0, FinishReason.STOP, _TIMING, None),
+        RequestView("req_1", "finished", 2, 3, None, 0, FinishReason.STOP, _TIMING, None, 1),
         {"steps": 12.0},
+        0.25,
+        {"queue": HistogramView([0.5, 1.0], [2, 0, 1], 9.5)},
     ),
     Pong(1, 0.25, True, 2, 32),
     Drain(),

@@ -68,7 +68,8 @@ def test_every_json_body_of_an_example_is_valid() -> None:
     bodies = [body for page in PAGES for body in re.findall(r"-d '(\{.*?\})'", page.read_text("utf-8"), re.DOTALL)]
     assert len(bodies) >= 4
     for body in bodies:
-        assert isinstance(json.loads(body)["text"], str)
+        example = json.loads(body)
+        assert isinstance(example.get("text"), str) or example["messages"][0]["role"] == "user"
 
 
 def test_a_page_keeps_what_stands_around_a_generated_table() -> None:
@@ -80,6 +81,14 @@ def test_a_page_keeps_what_stands_around_a_generated_table() -> None:
 def test_the_tables_hold_what_the_code_says() -> None:
     assert "| `top_p` | float | `0.9` | 0.01 to 1 |" in generate_docs.parameters_table()
     assert "| 504 | `deadline_exceeded` |" in generate_docs.errors_table()
+    members = generate_docs.openai_members_table()
+    assert "| `top_logprobs` | chat | integer 0 to 20 |" in members
+    assert "| `seed` | chat, text | integer -2^63 to 2^63 - 1 |" in members
+    assert (
+        "| `stop` | chat, text | string (1 to 64 characters) or list (0 to 16) of string (1 to 64 characters) |"
+        in members
+    )
+    assert "`user`" in generate_docs.openai_no_effect_table() and "`user`" not in members
 
 
 def test_the_generated_pages_are_fresh() -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from inference_api.backend.engines.base import EMPTY_RESULT, Engine, RowPlan, SampleSpec, StepPlan
-from inference_api.backend.scheduler import InboxMessage, Scheduler
+from inference_api.backend.inbox_messages import InboxMessage
+from inference_api.backend.scheduler import Scheduler
 from inference_api.messages import Message, SamplingParams
 
 InboxItem = tuple[str, InboxMessage]

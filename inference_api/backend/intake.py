@@ -1,8 +1,8 @@
 """Own the backend's end of every connection: one intake thread, a selector over the workers and the supervisor.
 
 Runs in PROCESS 2 beside the decode thread. Decodes frames, takes the place in the queue, answers Accepted or Refused
-and Pong at once, hands the rest to the decode thread's inbox, and writes what slow sockets left over. Never waits for
-the decode thread and knows nothing of rows, engines or ids.
+and Pong at once, hands the rest to the decode thread's inbox, and writes what slow sockets left over. A Submit with a
+grammar is answered once that is compiled. Never waits for the decode thread and knows nothing of rows, engines or ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 
 from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import Inbox
-from inference_api.backend.scheduler import WorkerGone
+from inference_api.backend.engines.base import TokenMask
+from inference_api.backend.grammar_queue import Compilation, GrammarQueue, Outcome, Overdue
+from inference_api.backend.grammars import GrammarError
+from inference_api.backend.inbox_messages import MaskedSubmit, WorkerGone
 from inference_api.messages import (
     WIRE_VERSION,
     Abort,
@@ -68,6 +71,7 @@ class Intake:
         self._greeted: set[str] = set()
         self._num_accepted = 0
         self._ready: Ready | None = None
+        self._grammars: GrammarQueue | None = None
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._thread = vital_thread("intake", self._run, lambda: on_stop(1))
@@ -79,10 +83,18 @@ class Intake:
         self._selector.register(self._control, selectors.EVENT_READ, self._read_control)
         self._thread.start()
 
-    def start_serving(self, ready: Ready) -> None:
-        """Greet every worker with `ready`, those that wait and those to come, and tell the supervisor."""
+    def start_serving(self, ready: Ready, grammars: GrammarQueue | None = None) -> None:
+        """Greet every worker with `ready`, those that wait and those to come, and tell the supervisor.
+
+        `grammars`, whose `wake` is ours, compiles from now on; without it every grammar is refused.
+        """
+        self._grammars = grammars
         self._ready = ready
         self.report(ready)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the intake thread look for news."""
         self._wakeup.wake()
 
     def report(self, message: Message) -> None:
@@ -113,16 +125,20 @@ class Intake:
         self._closing = True
         self._wakeup.wake()
         self._thread.join()
+        if self._grammars is not None:
+            self._grammars.close()
         self._wakeup.close()
 
     def _run(self) -> None:
         try:
             while not self._closing:
-                for key, events in self._selector.select():
+                for key, events in self._selector.select(self._grammars.next_wake() if self._grammars else None):
                     if events & selectors.EVENT_WRITE:
                         self._flush(key.fileobj)
                     if events & selectors.EVENT_READ:
                         key.data()
+                for compilation, outcome in self._grammars.take_settled() if self._grammars else ():
+                    self._settle(compilation, outcome)
                 self._greet_new_workers()
                 self._select_for_writing()
         finally:
@@ -183,9 +199,34 @@ class Intake:
         elif len(submit.token_ids) > ready.context_tokens or not submit.token_ids:
             self._give_back(submit)
             self.send(worker, Refused(submit.session_id, RefusalReason.TOO_LONG, 0.0))
+        elif submit.grammar is None:
+            self._accept_submit(worker, submit, place)
+        elif self._grammars is None:
+            self._refuse_grammar(worker, submit, "cannot be kept to by this backend.")
         else:
-            self.send(worker, Accepted(submit.session_id, place, self._admission.eta_seconds(place)))
-            self._inbox.put(worker, submit)
+            self._grammars.put(worker, submit, submit.grammar, place)
+
+    def _accept_submit(self, worker: str, submit: Submit, place: int, mask: TokenMask | None = None) -> None:
+        self.send(worker, Accepted(submit.session_id, place, self._admission.eta_seconds(place)))
+        self._inbox.put(worker, submit if mask is None else MaskedSubmit(submit, mask))
+
+    def _settle(self, compilation: Compilation, outcome: Outcome) -> None:
+        """Answer a Submit whose grammar has been compiled or given up."""
+        worker, submit = compilation.worker, compilation.submit
+        match outcome:
+            case GrammarError():
+                self._refuse_grammar(worker, submit, str(outcome))
+            case Overdue(has_begun=True):
+                self._refuse_grammar(worker, submit, "takes too long to compile: make it simpler.")
+            case Overdue():
+                self._give_back(submit)
+                self.send(worker, Refused(submit.session_id, RefusalReason.QUEUE_FULL, 1.0))
+            case _:
+                self._accept_submit(worker, submit, compilation.place, outcome)
+
+    def _refuse_grammar(self, worker: str, submit: Submit, message: str) -> None:
+        self._give_back(submit)
+        self.send(worker, Refused(submit.session_id, RefusalReason.BAD_GRAMMAR, 0.0, message))
 
     def _give_back(self, submit: Submit) -> None:
         """Give a place back that was taken for nothing."""
@@ -237,6 +278,8 @@ class Intake:
 
     def _forget(self, worker: str) -> None:
         connection = self._workers.pop(worker)
+        for submit in self._grammars.forget(worker) if self._grammars else ():
+            self._give_back(submit)
         self._greeted.discard(worker)
         self._introduced.discard(worker)
         self._selector.unregister(connection)

@@ -66,7 +66,7 @@ class RowPool:
 
     def __init__(self, num_rows: int, *, remembers: bool = False) -> None:
         self.num_rows = num_rows
-        self._remembers = remembers
+        self.remembers = remembers
         self._free = set(range(num_rows))
         self._holders: list[Holder | None] = [None] * num_rows
         self._used_at = [0] * num_rows
@@ -99,7 +99,7 @@ class RowPool:
     def free(self, row: int) -> None:
         """Give a row back; it remembers what it holds."""
         holder = self._holders[row]
-        if not self._remembers:
+        if not self.remembers:
             self._holders[row] = None
         elif holder is not None:
             self._holders[row] = _Memory(holder.tenant, holder.token_ids, holder.num_computed_tokens)
@@ -135,7 +135,7 @@ class RowPool:
     def _may_search(self, owner: RowOwner) -> bool:
         """Tell whether `owner` can gain from a prefix, and may write one: nobody copies from its row in this plan."""
         num_missing = len(owner.token_ids) - 1 - owner.num_computed_tokens
-        return self._remembers and num_missing >= MIN_REUSED_TOKENS and owner.row not in self._sources
+        return self.remembers and num_missing >= MIN_REUSED_TOKENS and owner.row not in self._sources
 
     def _longest_prefix(self, owner: RowOwner) -> PrefixCopy | None:
         """Find the row with the most of what `owner` has yet to compute; its own comes first among equals."""
@@ -163,7 +163,7 @@ class RowPool:
 
     def _best_free_row(self, owner: RowOwner) -> int:
         """Choose the row that `owner` may go on in, if that keeps more than it overwrites; else the least worth."""
-        if self._remembers:
+        if self.remembers:
             rows = sorted(self._free)
             while (prefix := self._longest(owner, rows, MIN_REUSED_TOKENS)) is not None:
                 holder = self._holders[prefix.source_row]

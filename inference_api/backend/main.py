@@ -23,6 +23,8 @@ from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import DecodeLoop, Inbox, check_engine
 from inference_api.backend.engine_choice import EngineChoice, build_obstacle, choose_engine
 from inference_api.backend.engines.base import Engine
+from inference_api.backend.grammar_queue import GrammarQueue
+from inference_api.backend.grammars import GrammarCompiler
 from inference_api.backend.intake import Intake
 from inference_api.backend.memory import check_memory, free_bytes, one_line_shortage
 from inference_api.backend.scheduler import Scheduler, SchedulerOptions, TokenRules
@@ -138,7 +140,9 @@ class Backend:
         outbox = self._intake if self._debug_log is None else TracedOutbox(self._intake, self._debug_log)
         loop = DecodeLoop(scheduler, engine, self._inbox, outbox)
         self._heartbeat_at = loop.heartbeat_at
-        self._intake.start_serving(ready_message(engine, image.variant, choice.reason))
+        compiler = GrammarCompiler(image, takes_lark=settings.lark_grammars)
+        grammars = GrammarQueue(compiler.compile, settings.grammar_seconds, self._intake.wake)
+        self._intake.start_serving(ready_message(engine, image.variant, choice.reason), grammars)
         return loop
 
     def _report(self, loop: DecodeLoop) -> None:

@@ -1,4 +1,4 @@
-"""Own what can be asked about requests: which sequences each one has, and the figures of the last that ended.
+"""Own what can be asked about requests: which sequences each one has, and the figures of those that ended.
 
 Pure; used by the scheduler alone, in the decode thread. A request belongs to its tenant: a foreign one is unknown.
 Knows nothing of rows or of who runs.
@@ -7,46 +7,69 @@ Knows nothing of rows or of who runs.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence as Several
 
 from inference_api.backend.sequence import Sequence
-from inference_api.backend.views import request_view
+from inference_api.backend.views import folded_view, request_view
 from inference_api.messages import RequestView
 
 MAX_ENDED_REQUESTS = 1024
 """Ended requests whose figures can still be asked for."""
 
 
+@dataclasses.dataclass(slots=True)
+class _OpenRequest:
+    """A request that has not ended: its open sequences, and one view of all that have ended, if any has."""
+
+    sequences: list[Sequence]
+    ended: RequestView | None
+
+
 class RequestRecords:
-    """Find the open sequences of a request, and the view of one that ended."""
+    """Find the open sequences of a request, and one view of all that it has and had."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], list[Sequence]] = {}
+        self._open: dict[tuple[str, str], _OpenRequest] = {}
         self._ended: collections.OrderedDict[tuple[str, str], RequestView] = collections.OrderedDict()
 
     def add(self, sequence: Sequence) -> None:
-        """Record a sequence that has just come."""
-        self._open.setdefault(_key(sequence), []).append(sequence)
+        """Record a sequence that has just come, maybe after the others of its request have ended."""
+        key = _key(sequence)
+        if key not in self._open:
+            self._open[key] = _OpenRequest([], self._ended.pop(key, None))
+        self._open[key].sequences.append(sequence)
 
     def end(self, sequence: Sequence, now: float) -> None:
         """Record that a sequence has finished; the oldest record goes when there are too many."""
         key = _key(sequence)
-        self._open[key].remove(sequence)
-        if not self._open[key]:
-            del self._open[key]
-        self._ended[key] = request_view(sequence, now)
-        self._ended.move_to_end(key)
+        request = self._open[key]
+        request.sequences.remove(sequence)
+        view = request_view(sequence, now)
+        request.ended = view if request.ended is None else folded_view([request.ended, view])
+        if request.sequences:
+            return
+        del self._open[key]
+        self._ended[key] = request.ended
         if len(self._ended) > MAX_ENDED_REQUESTS:
             self._ended.popitem(last=False)
 
     def open_sequences(self, tenant: str, request_id: str) -> list[Sequence]:
         """Return the sequences of a tenant's request that have not ended."""
-        return list(self._open.get((tenant, request_id), ()))
+        request = self._open.get((tenant, request_id))
+        return list(request.sequences) if request is not None else []
 
     def view(self, tenant: str, request_id: str, now: float, waiting: Several[Sequence]) -> RequestView | None:
-        """Return a tenant's request as it may see it; None if there is none of that name, or no more."""
-        sequences = self._open.get((tenant, request_id))
-        return request_view(sequences[0], now, waiting) if sequences else self._ended.get((tenant, request_id))
+        """Return a tenant's request as it may see it; None if there is none of that name, or no more.
+
+        Several sequences, of one call or of calls that share a name, are told as one (`folded_view`): each prompt's ids
+        count once and every completion's count.
+        """
+        request = self._open.get((tenant, request_id))
+        if request is None:
+            return self._ended.get((tenant, request_id))
+        ended = [request.ended] if request.ended is not None else []
+        return folded_view([*ended, *(request_view(sequence, now, waiting) for sequence in request.sequences)])
 
 
 def _key(sequence: Sequence) -> tuple[str, str]:

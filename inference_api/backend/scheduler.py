@@ -25,7 +25,10 @@ from inference_api.backend.engines.base import (
     SampleSpec,
     StepPlan,
     StepResult,
+    TokenMask,
 )
+from inference_api.backend.figures import Figures
+from inference_api.backend.inbox_messages import InboxMessage, MaskedSubmit, WorkerGone
 from inference_api.backend.kv_cache import RowPool
 from inference_api.backend.prefill_budget import prompt_tokens
 from inference_api.backend.request_records import RequestRecords
@@ -57,16 +60,6 @@ MAX_DRAFTED_STEP_TOKENS = 8
 
 GROWTH_TOKENS = 8
 """Slots that must be free for every running row before another one starts: else it would soon make room again."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerGone:
-    """Say that a worker's connection is lost: its sessions have no reader any more."""
-
-    worker: str
-
-
-InboxMessage = Submit | Abort | Query | Dropped | WorkerGone
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +116,8 @@ class Scheduler:
         self._outputs: dict[str, list[SequenceOutput]] = {}
         self._snapshots: list[tuple[str, Snapshot]] = []
         self._released: list[int] = []
-        self._metrics: collections.Counter[str] = collections.Counter()
+        self._figures = Figures(info.context_tokens)
+        self._metrics = self._figures.counts
 
     @property
     def is_empty(self) -> bool:
@@ -143,6 +137,8 @@ class Scheduler:
             match message:
                 case Submit():
                     self._submit(worker, message, now)
+                case MaskedSubmit():
+                    self._submit(worker, message.submit, now, message.mask)
                 case Abort():
                     for sequence in self._records.open_sequences(message.tenant, message.request_id):
                         self._finish(sequence, FinishReason.ABORT, now)
@@ -218,8 +214,8 @@ class Scheduler:
     def _sequences(self) -> list[Sequence]:
         return [*self._waiting, *self._running.values()]
 
-    def _submit(self, worker: str, submit: Submit, now: float) -> None:
-        sequence = Sequence(submit, worker, now)
+    def _submit(self, worker: str, submit: Submit, now: float, mask: TokenMask | None = None) -> None:
+        sequence = Sequence(submit, worker, now, mask)
         sequence.recall(self._rules.token_bytes[token_id] for token_id in submit.token_ids[submit.num_prompt_tokens :])
         self._waiting.append(sequence)
         self._records.add(sequence)
@@ -255,6 +251,7 @@ class Scheduler:
             row, epoch = self._rows.allocate(sequence)
             sequence.start(row, epoch, now)
             self._running[row] = sequence
+            self._metrics["prefix_queried_tokens"] += len(sequence.token_ids) if self._rows.remembers else 0
             self._admission.start(len(sequence.submit.token_ids))
 
     def _row_plan(self, sequence: Sequence, budget: int) -> RowPlan:
@@ -275,13 +272,15 @@ class Scheduler:
         """Say how to draw the id after the known ones."""
         submit = sequence.submit
         may_end = sequence.num_completion_tokens >= submit.min_tokens
+        reads_known_ids = submit.sampling.reads_known_ids or sequence.mask is not None
         return SampleSpec(
             submit.sampling,
             submit.choice,
             len(sequence.token_ids),
             submit.num_prompt_tokens,
-            known_ids=tuple(sequence.token_ids) if submit.sampling.reads_known_ids else (),
+            known_ids=tuple(sequence.token_ids) if reads_known_ids else (),
             barred_ids=frozenset() if may_end else self._rules.end_ids(submit),
+            mask=sequence.mask,
         )
 
     def _with_drafts(self, rows: list[RowPlan]) -> list[RowPlan]:
@@ -303,6 +302,7 @@ class Scheduler:
 
     def _take_result(self, sequence: Sequence, plan: RowPlan, result: RowResult, now: float) -> None:
         """Append the drawn ids up to the one that ends the sequence; queue them for the worker."""
+        self._figures.take_draw(sequence, now)
         index = sequence.num_completion_tokens
         end_ids = self._rules.end_ids(sequence.submit)
         reason: FinishReason | None = None
@@ -363,7 +363,7 @@ class Scheduler:
             self._give_back(sequence.row)
         self._admission.release(None if sequence.started_at is None else sequence.running_seconds(now))
         self._records.end(sequence, now)
-        self._metrics[f"finished_{reason}"] += 1
+        self._figures.take_end(sequence, finished)
         if output is None:
             index = sequence.num_completion_tokens
             output = SequenceOutput(sequence.session_id, sequence.row, sequence.epoch, index, [])
@@ -377,21 +377,15 @@ class Scheduler:
         self._outputs.setdefault(sequence.worker, []).append(output)
 
     def _snapshot(self, query: Query, now: float) -> Snapshot:
-        rows = []
-        request = None
+        num_rows = self._info.num_rows
+        snapshot = Snapshot(query.query_id, len(self._waiting), num_rows, len(self._running))
+        parts: dict[str, object] = {}
         if query.kind is QueryKind.ROWS:
-            rows = [row_view(row, self._running.get(row), query.tenant, now) for row in range(self._info.num_rows)]
+            parts["rows"] = [row_view(row, self._running.get(row), query.tenant, now) for row in range(num_rows)]
         elif query.kind is QueryKind.REQUEST:
-            request = self._records.view(query.tenant, query.request_id, now, self._waiting)
-        return Snapshot(
-            query_id=query.query_id,
-            num_waiting=len(self._waiting),
-            num_rows=self._info.num_rows,
-            num_rows_in_use=len(self._running),
-            rows=rows,
-            request=request,
-            metrics=self._figures() if query.kind is QueryKind.METRICS else {},
-        )
-
-    def _figures(self) -> dict[str, float]:
-        return {**self._metrics, "refused": self._admission.num_refused}
+            parts["request"] = self._records.view(query.tenant, query.request_id, now, self._waiting)
+        else:
+            parts["metrics"] = {**self._metrics, "refused": self._admission.num_refused}
+            parts["kv_usage"] = self._num_known_tokens / min(self._max_kv_tokens, num_rows * self._info.context_tokens)
+            parts["histograms"] = self._figures.histograms()
+        return msgspec.structs.replace(snapshot, **parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from inference_api.backend.engines.base import TokenMask
 from inference_api.backend.prompt_lookup import PromptLookup
 from inference_api.messages import ErrorInfo, Finished, FinishReason, Submit, Timing
 from inference_api.stop import StopMatcher
@@ -29,11 +30,14 @@ class SequenceStatus(enum.Enum):
 class Sequence:
     """One generation. `token_ids` are the known ids; the first `num_computed_tokens` of them are in the KV cache."""
 
-    def __init__(self, submit: Submit, worker: str, now: float) -> None:
+    def __init__(self, submit: Submit, worker: str, now: float, mask: TokenMask | None = None) -> None:
         self.submit = submit
         self.worker = worker
+        self.mask = mask
         self.token_ids = list(submit.token_ids)
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self._num_once_computed = 0
         self.row = -1
         self.epoch = 0
         self.status = SequenceStatus.WAITING
@@ -41,6 +45,7 @@ class Sequence:
         self.arrived_at = now
         self.started_at: float | None = None
         self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
         self.finished_at: float | None = None
         self.batch_size = 0
         self.finish_reason: FinishReason | None = None
@@ -108,11 +113,17 @@ class Sequence:
         self.status = SequenceStatus.PREFILLING
 
     def reuse(self, num_tokens: int) -> None:
-        """Note that the row begins with the KV of the first `num_tokens` known ids."""
+        """Note that the row begins with the KV of the first `num_tokens` known ids.
+
+        Those of the prompt that it never computed itself, before it made room for others, are its cached ones.
+        """
+        num_own = max(self.num_computed_tokens, self._num_once_computed)
+        self.num_cached_tokens += max(0, min(num_tokens, self.submit.num_prompt_tokens) - num_own)
         self.num_computed_tokens = num_tokens
 
     def preempt(self) -> None:
         """Leave the row to others and wait for another one; what is known stays known."""
+        self._num_once_computed = max(self._num_once_computed, self.num_computed_tokens)
         self.status = SequenceStatus.WAITING
 
     def advance(self, num_tokens: int) -> None:
@@ -125,6 +136,7 @@ class Sequence:
         """Add an id that was drawn; return True if it completes a stop sequence."""
         if self.first_token_at is None:
             self.first_token_at = now
+        self.last_token_at = now
         self.token_ids.append(token_id)
         match = self._matcher.feed(token_bytes, may_end=self.may_end)
         if match is None:
@@ -137,7 +149,7 @@ class Sequence:
         self.status = SequenceStatus.FINISHED
         self.finish_reason, self.error, self.finished_at = reason, error, now
         stop = self.stop if reason is FinishReason.STOP else None
-        return Finished(reason, self.num_completion_tokens, self.timing(now), stop, error)
+        return Finished(reason, self.num_completion_tokens, self.timing(now), stop, error, self.num_cached_tokens)
 
     def running_seconds(self, now: float) -> float:
         """Return how long ago the sequence got its first row."""

@@ -7,7 +7,7 @@ a TracedOutbox. Gives ids, counts, lengths and times; never a token id.
 from __future__ import annotations
 
 from inference_api.backend.decode_loop import Inbox, Outbox
-from inference_api.backend.scheduler import InboxMessage
+from inference_api.backend.inbox_messages import InboxMessage, MaskedSubmit
 from inference_api.debug_log import DebugLog
 from inference_api.messages import Finished, Message, SequenceOutput, StepOutput, Submit
 
@@ -21,14 +21,15 @@ class TracedInbox(Inbox):
 
     def put(self, worker: str, message: InboxMessage) -> None:
         """Add a message; called by the intake thread."""
-        if isinstance(message, Submit):
+        submit = message.submit if isinstance(message, MaskedSubmit) else message
+        if isinstance(submit, Submit):
             self._debug_log.write(
                 "queued",
-                message.session_id,
-                request_id=message.request_id,
+                submit.session_id,
+                request_id=submit.request_id,
                 worker=worker,
-                num_prompt_tokens=message.num_prompt_tokens,
-                max_tokens=message.max_tokens,
+                num_prompt_tokens=submit.num_prompt_tokens,
+                max_tokens=submit.max_tokens,
             )
         super().put(worker, message)
 

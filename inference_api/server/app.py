@@ -15,10 +15,23 @@ import traceback
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
+from inference_api.checkpoint import read_json
 from inference_api.config import Settings
 from inference_api.debug_log import DebugLog
-from inference_api.errors import BodyTooLargeError, ClientLeftError, InferenceApiError, NotFoundError, SettingError
+from inference_api.errors import (
+    BodyTooLargeError,
+    ClientLeftError,
+    InferenceApiError,
+    NotFoundError,
+    RefusedCallError,
+    SettingError,
+)
 from inference_api.model_image import ModelImage
+from inference_api.server.answer_headers import REQUEST_ID_HEADER, AnswerHeaders
+from inference_api.server.anthropic.routes import make_anthropic_blueprint
+from inference_api.server.api_docs.described import DESCRIBED
+from inference_api.server.api_docs.document import refuse_undescribed
+from inference_api.server.api_docs.routes import make_api_docs_blueprint
 from inference_api.server.backend_client import BackendClient
 from inference_api.server.chat_template import ChatTemplate
 from inference_api.server.context import Call, ServerContext
@@ -32,11 +45,18 @@ from inference_api.server.identity import (
     read_internal_key,
 )
 from inference_api.server.inspection import make_inspection_blueprint
+from inference_api.server.llama_cpp import make_llama_cpp_blueprint
 from inference_api.server.native import make_native_blueprint
+from inference_api.server.openai.routes import make_openai_blueprint
+from inference_api.server.openai_responses.routes import make_openai_responses_blueprint
 from inference_api.server.output_router import OutputRouter
 from inference_api.server.request_log import RequestLog
-from inference_api.server.responses import error_response, native_error, unwritten_response
+from inference_api.server.responses import unwritten_response
+from inference_api.server.surfaces import encode_error
+from inference_api.server.tgi.routes import make_tgi_blueprint
+from inference_api.server.tokenization import make_tokenization_blueprint
 from inference_api.server.tokenizer import Tokenizer
+from inference_api.server.tools.formats import formats_of
 from inference_api.server.validation import NativeLimits
 
 logger = logging.getLogger(__name__)
@@ -49,16 +69,33 @@ SCOPES: dict[str, str | None] = {
     "native.inference": "inference",
     "native.predictions": "inference",
     "native.chat": "inference",
+    "openai.chat": "inference",
+    "openai.completions": "inference",
+    "openai.models": "inference",
+    "openai.model": "inference",
+    "openai_responses.create": "inference",
+    "openai_responses.retrieve": "inference",
+    "openai_responses.cancel": "inference",
+    "anthropic.messages": "inference",
+    "anthropic.count_tokens": "inference",
+    "tgi.generate": "inference",
+    "tgi.generate_stream": "inference",
+    "tgi.root": "inference",
+    "tokenization.tokenize": "inference",
+    "tokenization.detokenize": "inference",
+    "tokenization.apply_template": "inference",
+    "llama_cpp.slots": "inference",
+    "llama_cpp.props": "inference",
     "inspection.rows": "inference",
     "inspection.info": "inference",
     "inspection.get_request": "inference",
     "inspection.delete_request": "inference",
     "inspection.metrics": "metrics",
+    "api_docs.document": None,
+    "api_docs.page": None,
+    "api_docs.asset": None,
 }
 """Scope an endpoint needs; None: open to everybody. No entry, no start."""
-
-CLIENT_ID_HEADER = "X-Request-Id"
-REQUEST_ID_HEADER = "Request-Id"
 
 
 def make_context(settings: Settings) -> ServerContext:
@@ -83,11 +120,18 @@ def make_context(settings: Settings) -> ServerContext:
             stop_ids=image.stop_ids,
         ),
         model_names=settings.served_model_names or (image.name,),
+        call_formats=formats_of(_model_type(image)),
         debug_log=DebugLog(settings.debug_logs_path, f"frontend-{settings.port}") if settings.frontend_debug else None,
     )
     context.watcher.start()
     context.client.start()
     return context
+
+
+def _model_type(image: ModelImage) -> str:
+    """Return the model's family by its config.json; the mock's image has none."""
+    config = read_json(image.config_path) if image.config_path.is_file() else {}
+    return str(config.get("model_type", ""))
 
 
 def end_worker() -> None:
@@ -104,14 +148,22 @@ def create_app(context: ServerContext, identity: Identity) -> Flask:
     app.url_map.merge_slashes = False
     app.register_blueprint(make_health_blueprint(context))
     app.register_blueprint(make_native_blueprint(context))
+    app.register_blueprint(make_openai_blueprint(context))
+    app.register_blueprint(make_openai_responses_blueprint(context))
+    app.register_blueprint(make_anthropic_blueprint(context))
+    app.register_blueprint(make_tgi_blueprint(context))
+    app.register_blueprint(make_tokenization_blueprint(context))
+    app.register_blueprint(make_llama_cpp_blueprint(context))
     app.register_blueprint(make_inspection_blueprint(context))
+    app.register_blueprint(make_api_docs_blueprint())
     refuse_undeclared_scopes(app)
+    refuse_undescribed(app, DESCRIBED)
     request_log = RequestLog()
     app.before_request(request_log.begin)
     app.before_request(lambda: _identify(identity))
-    app.after_request(_add_call_headers)
+    app.after_request(AnswerHeaders().add)
     app.after_request(request_log.watch)
-    app.register_error_handler(InferenceApiError, error_response)
+    app.register_error_handler(InferenceApiError, lambda error: encode_error(request.path, error))
     app.register_error_handler(ClientLeftError, unwritten_response)
     app.register_error_handler(HTTPException, lambda error: _http_error(error, context.settings))
     app.register_error_handler(Exception, _unexpected_error)
@@ -148,30 +200,20 @@ def _identify(identity: Identity) -> None:
     g.call = Call(request_id, claims, {})
 
 
-def _add_call_headers(response: Response) -> Response:
-    call: Call | None = g.get("call")
-    if call is not None:
-        response.headers[REQUEST_ID_HEADER] = call.request_id
-        response.headers[CLIENT_ID_HEADER] = request.headers.get(CLIENT_ID_HEADER, call.request_id)
-        response.headers.update(call.response_headers)
-    return response
-
-
 def _http_error(error: HTTPException, settings: Settings) -> Response:
-    """Turn Werkzeug's own errors into the native error body."""
+    """Turn Werkzeug's own errors into an error of ours."""
     if isinstance(error, RequestEntityTooLarge):
-        return error_response(
-            BodyTooLargeError(f"The request body is larger than the limit of {settings.body_bytes} bytes.")
+        found: InferenceApiError = BodyTooLargeError(
+            f"The request body is larger than the limit of {settings.body_bytes} bytes."
         )
-    if isinstance(error, NotFound):
-        return error_response(NotFoundError(f"Unknown route: {request.method} {request.path}"))
-    status = error.code or 500
-    message = error.description or "The request cannot be served."
-    if isinstance(error, MethodNotAllowed):
-        message = (
-            f"Method {request.method} is not allowed here. Allowed: {', '.join(sorted(error.valid_methods or ()))}."
-        )
-    response = native_error(status, message)
+    elif isinstance(error, NotFound):
+        found = NotFoundError(f"Unknown route: {request.method} {request.path}")
+    elif isinstance(error, MethodNotAllowed):
+        allowed = ", ".join(sorted(error.valid_methods or ()))
+        found = RefusedCallError(f"Method {request.method} is not allowed here. Allowed: {allowed}.", 405)
+    else:
+        found = RefusedCallError(error.description or "The request cannot be served.", error.code or 500)
+    response = encode_error(request.path, found)
     for name, value in error.get_headers():
         if name == "Allow":
             response.headers[name] = value
@@ -185,4 +227,4 @@ def _unexpected_error(error: Exception) -> Response:
     """
     frames = "".join(traceback.format_tb(error.__traceback__))
     logger.error("unexpected %s on %s %r\n%s", type(error).__name__, request.method, request.path, frames)
-    return native_error(500, "Internal error.")
+    return encode_error(request.path, InferenceApiError("Internal error."))

@@ -20,7 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inference_api.errors import BackendLostError, DrainingError, OverloadedError, PromptTooLongError, WarmingError
+from inference_api.errors import (
+    BackendLostError,
+    DrainingError,
+    InvalidRequestError,
+    OverloadedError,
+    PromptTooLongError,
+    WarmingError,
+)
 from inference_api.messages import (
     NO_TIMING,
     WIRE_VERSION,
@@ -56,7 +63,8 @@ RECONNECT_SECONDS = 0.25
 """Wait after a refused connection: the supervisor itself is gone then, or not there yet."""
 
 ANSWER_SECONDS = 15.0
-"""Longest wait for an answer of the intake: above the watchdog, which ends a hung backend."""
+"""Longest wait for an answer of the intake: above the watchdog, which ends a hung backend, and above twice what
+INFERENCE_API_GRAMMAR_SECONDS may be."""
 
 _LOST_TEXT = "The decode backend was lost while the request ran; send it again."
 
@@ -104,13 +112,14 @@ class BackendClient:
         """The backend's greeting while it serves, None while there is none."""
         return self._ready
 
-    def submit(self, submit: Submit) -> tuple[SessionStream, Accepted]:
-        """Open a session, send its Submit and wait for the intake's answer.
+    def submit(self, submit: Submit, on_news: Callable[[], None] | None = None) -> tuple[SessionStream, Accepted]:
+        """Open a session, send its Submit and wait for the intake's answer; `on_news` as for `SessionStream`.
 
         Raises WarmingError without a backend, OverloadedError or DrainingError when refused, BackendLostError when the
         backend dies first.
         """
-        request = OpenRequest(submit, self._router.open(submit.session_id), queue.SimpleQueue())
+        stream = self._router.open(submit.session_id, on_news)
+        request = OpenRequest(submit, stream, queue.SimpleQueue())
         try:
             with self._lock:
                 if self._ready is None:
@@ -293,5 +302,8 @@ def _refusal(refused: Refused, submit: Submit) -> Exception:
             return DrainingError("The service is stopping, try again later.", refused.retry_after_seconds)
         case RefusalReason.WARMING:
             return WarmingError("The model is not ready yet, try again later.", refused.retry_after_seconds)
+        case RefusalReason.BAD_GRAMMAR:
+            field = submit.grammar.field if submit.grammar is not None else ""
+            return InvalidRequestError(f"{field}: {refused.message}", field)
         case _:
             return PromptTooLongError(f"The backend holds no prompt of {len(submit.token_ids)} tokens.")

@@ -51,6 +51,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"The model's chat template cannot be compiled: {error}") from error
+        self.source = source
         self._tokenizer = tokenizer
         self._bos_text = bos_text
         self._eos_text = eos_text
@@ -61,12 +62,20 @@ class ChatTemplate:
         For contents without control texts the ids are those of `apply_chat_template`. Raises InvalidRequestError for
         a role or content that cannot be sent, and for a conversation that the template refuses or would alter.
         """
+        segments = self._segments(messages, add_generation_prompt)
+        return self._tokenizer.encode_segments(segments, field="messages")
+
+    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+        """Return a conversation as the text that `encode` encodes; raises as it does. What is trusted is not told."""
+        return "".join(segment.text for segment in self._segments(messages, add_generation_prompt))
+
+    def _segments(self, messages: Sequence[ChatMessage], add_generation_prompt: bool) -> list[Segment]:
+        """Check the messages and render them."""
         for index, message in enumerate(messages):
             if message.role not in ROLES:
                 raise InvalidRequestError(f"messages[{index}].role is not one of {', '.join(ROLES)}.")
             refuse_lone_surrogates(f"messages[{index}].content", message.content)
-        segments = self._render_segments(messages, add_generation_prompt)
-        return self._tokenizer.encode_segments(segments, field="messages")
+        return self._render_segments(messages, add_generation_prompt)
 
     def _render_segments(self, messages: Sequence[ChatMessage], add_generation_prompt: bool) -> list[Segment]:
         nonce = secrets.token_hex(16)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from inference_api.errors import (
     AbortedError,
@@ -25,7 +25,8 @@ from inference_api.messages import Finished, FinishReason, Submit
 from inference_api.server.backend_client import BackendClient
 from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.disconnects import DisconnectWatcher
-from inference_api.server.output_router import SessionStream
+from inference_api.server.output_router import Delivery, SessionStream
+from inference_api.server.token_trail import TokenText, TokenTrail
 from inference_api.server.tokenizer import IncrementalDecoder
 from inference_api.stop import TextStop
 
@@ -36,10 +37,13 @@ _ERRORS: dict[str, type[UnavailableError]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """New text, maybe empty, and the end when it is reached."""
+    """New text, maybe empty, and the end when it is reached; its ids one by one if logprobs were asked for."""
 
     text: str
     finished: Finished | None
+    tokens: tuple[TokenText, ...] = ()
+    unsent: tuple[TokenText, ...] = ()
+    """At the end, beside `tokens`: the ids of which nothing is sent, a stop sequence's and the model's own end."""
 
 
 class Generation:
@@ -58,17 +62,24 @@ class Generation:
         self._client_left = threading.Event()
         self._finished: Finished | None = None
         self._num_early_tokens = 0
+        self._trail: TokenTrail | None = None
         self.abandoned = False
         """Whether nobody read it to its end: its client left, or its response was closed before."""
 
-    def start(self, submit: Submit, client_socket: socket.socket | None) -> None:
-        """Submit, and abort as soon as the client leaves; raises what BackendClient.submit raises."""
+    def start(
+        self, submit: Submit, client_socket: socket.socket | None, on_news: Callable[[], None] | None = None
+    ) -> None:
+        """Submit, and abort as soon as the client leaves; raises what BackendClient.submit raises.
+
+        `on_news` is called by another thread when `next_piece` has something; it must not block.
+        """
         self._submit = submit
+        self._trail = TokenTrail() if submit.sampling.logprobs is not None else None
         self._num_early_tokens = submit.min_tokens
         if client_socket is not None:
             self._watch = self._watcher.watch(client_socket, self._on_client_left)
         try:
-            self._stream, _ = self._client.submit(submit)
+            self._stream, _ = self._client.submit(submit, on_news)
             if self._client_left.is_set():
                 # The first Abort may have overtaken the Submit, and then it ended nothing.
                 self._abort()
@@ -86,14 +97,19 @@ class Generation:
         delivery = self._stream.read(timeout_seconds)
         if delivery is None:
             return None
-        text = self._text_of(delivery.token_ids)
+        text = self._text_of(delivery)
         if delivery.finished is not None:
             self._finished = delivery.finished
             if delivery.finished.reason is FinishReason.ABORT and self._client_left.is_set():
                 self.abandoned = True
                 raise ClientLeftError("The client left.")
-            text += self._text_stop.feed(self._decoder.flush()) + self._text_stop.flush()
-        return Piece(text, delivery.finished)
+            tail = self._decoder.flush()
+            if self._trail is not None:
+                self._trail.extend(tail)
+            text += self._text_stop.feed(tail) + self._text_stop.flush()
+        tokens = self._tokens_of(text, delivery.finished)
+        unsent = self._trail.unsent() if self._trail is not None and delivery.finished is not None else ()
+        return Piece(text, delivery.finished, tokens, tuple(unsent))
 
     def relay(self, sender: ChunkSender) -> None:
         """Have new text sent as it comes, by the thread that it comes to; block until `next_piece` has something.
@@ -109,9 +125,19 @@ class Generation:
         return self._stream.wait_finished(timeout_seconds) if self._stream is not None else None
 
     @property
+    def client_left(self) -> bool:
+        """Whether the client whose socket it watches is gone."""
+        return self._client_left.is_set()
+
+    @property
     def row(self) -> int | None:
         """The row that it runs or ran in; None if it never had one."""
         return self._stream.row if self._stream is not None else None
+
+    @property
+    def choice(self) -> int:
+        """Which of its prompt's answers it is; 0 before `start`."""
+        return self._submit.choice if self._submit is not None else 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -146,10 +172,21 @@ class Generation:
             self._abort()
 
     def _send_text(self, token_ids: Sequence[int], sender: ChunkSender) -> bool:
-        text = self._text_of(token_ids)
+        text = self._text_of_ids(token_ids)
         return not text or sender.offer(text.encode())
 
-    def _text_of(self, token_ids: Sequence[int]) -> str:
+    def _text_of(self, delivery: Delivery) -> str:
+        if self._trail is None:
+            return self._text_of_ids(delivery.token_ids)
+        text = ""
+        for token_id, logprobs in zip(delivery.token_ids, delivery.logprobs, strict=True):
+            decoded = self._decoder.decode([token_id])
+            self._trail.add(TokenText(token_id, decoded, logprobs))
+            text += self._text_stop.feed(decoded, may_end=self._num_early_tokens == 0)
+            self._num_early_tokens -= self._num_early_tokens > 0
+        return text
+
+    def _text_of_ids(self, token_ids: Sequence[int]) -> str:
         """Decode further ids; return what may be sent. A stop complete within the first min_tokens ids is none."""
         early = token_ids[: self._num_early_tokens]
         text = ""
@@ -157,6 +194,12 @@ class Generation:
             self._num_early_tokens -= len(early)
             text = self._text_stop.feed(self._decoder.decode(early), may_end=False)
         return text + self._text_stop.feed(self._decoder.decode(token_ids[len(early) :]))
+
+    def _tokens_of(self, text: str, finished: Finished | None) -> tuple[TokenText, ...]:
+        if self._trail is None:
+            return ()
+        tokens = self._trail.release(len(text))
+        return (*tokens, *self._trail.finish()) if finished is not None else tuple(tokens)
 
     def _on_client_left(self) -> None:
         self._client_left.set()

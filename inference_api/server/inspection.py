@@ -11,9 +11,12 @@ from flask import Blueprint, Response
 
 from inference_api import __version__
 from inference_api.errors import NotFoundError, WarmingError
-from inference_api.messages import QueryKind, RequestView, Snapshot
+from inference_api.messages import QueryKind, Ready, RequestView, Snapshot
+from inference_api.server.bodies import MAX_STOPS
 from inference_api.server.context import ServerContext, current_call
+from inference_api.server.generation_request import MAX_CHOICES
 from inference_api.server.metrics import render_metrics
+from inference_api.server.openai.bodies import MAX_PROMPTS
 from inference_api.server.responses import json_response
 
 QUERY_SECONDS = 5.0
@@ -39,7 +42,7 @@ class InspectionRoutes:
 
     def rows(self) -> Response:
         """Return the state of every row, and how many requests wait."""
-        snapshot = self._ask(QueryKind.ROWS)
+        snapshot = ask_backend(self._context, QueryKind.ROWS)
         body = {
             "num_rows": snapshot.num_rows,
             "num_rows_in_use": snapshot.num_rows_in_use,
@@ -49,18 +52,18 @@ class InspectionRoutes:
         return json_response(200, body)
 
     def info(self) -> Response:
-        """Describe the model, the engine and its numeric path."""
+        """Describe the model, the engine and its numeric path; beside that what TGI's clients look for."""
         ready = self._context.client.ready
         if ready is None:
             raise WarmingError("The model is not ready yet, try again later.", 1.0)
         body = {"version": __version__, "models": list(self._context.model_names), **msgspec.to_builtins(ready)}
         del body["type"]
-        return json_response(200, body)
+        return json_response(200, {**tgi_members(self._context, ready), **body})
 
     def metrics(self) -> Response:
-        """Return gauges and counters in Prometheus' text format."""
-        snapshot = self._ask(QueryKind.METRICS)
-        text, content_type = render_metrics(snapshot)
+        """Return gauges, counters and histograms in Prometheus' text format."""
+        snapshot = ask_backend(self._context, QueryKind.METRICS)
+        text, content_type = render_metrics(snapshot, self._context.model_names[0])
         return Response(text, content_type=content_type)
 
     def get_request(self, request_id: str) -> Response:
@@ -74,16 +77,37 @@ class InspectionRoutes:
         return json_response(202, {"request_id": view.request_id, "state": view.state})
 
     def _find(self, request_id: str) -> RequestView:
-        view = self._ask(QueryKind.REQUEST, request_id).request
+        view = ask_backend(self._context, QueryKind.REQUEST, request_id).request
         if view is None:
             raise NotFoundError(f"Unknown request '{request_id}'.")
         return view
 
-    def _ask(self, kind: QueryKind, request_id: str = "") -> Snapshot:
-        snapshot = self._context.client.query(kind, current_call().claims.tenant, request_id, QUERY_SECONDS)
-        if snapshot is None:
-            raise WarmingError("The decode backend does not answer, try again later.", 1.0)
-        return snapshot
+
+def tgi_members(context: ServerContext, ready: Ready) -> dict[str, object]:
+    """Return what `Info` of text-generation-inference 3 requires (docs/openapi.json), but `version`, which is ours."""
+    return {
+        "model_id": context.model_names[0],
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": ready.num_rows + context.settings.queue_requests,
+        "max_best_of": MAX_CHOICES,
+        "max_stop_sequences": MAX_STOPS,
+        "max_input_tokens": context.limits.context_tokens - 1,
+        "max_total_tokens": context.limits.context_tokens,
+        "validation_workers": context.settings.workers,
+        "max_client_batch_size": MAX_PROMPTS,
+        "router": "inference_api",
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def ask_backend(context: ServerContext, kind: QueryKind, request_id: str = "") -> Snapshot:
+    """Block for a Snapshot as the caller may see it; raises WarmingError if the backend does not answer."""
+    snapshot = context.client.query(kind, current_call().claims.tenant, request_id, QUERY_SECONDS)
+    if snapshot is None:
+        raise WarmingError("The decode backend does not answer, try again later.", 1.0)
+    return snapshot
 
 
 def request_body(view: RequestView) -> dict[str, object]:

@@ -8,22 +8,20 @@ end, so that a refusal keeps its status; event routes hold them a few seconds on
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Iterator
 
 from flask import Blueprint, Response, request
 
 from inference_api.errors import InferenceApiError, NotFoundError
-from inference_api.messages import Submit
 from inference_api.server.chat_template import ChatMessage
 from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.context import ServerContext, current_call
 from inference_api.server.generation import Generation, Piece, is_retryable, raise_if_failed
-from inference_api.server.responses import event, stream_response
+from inference_api.server.generation_request import GenerationRequest, draw_seed
+from inference_api.server.responses import PING, event, stream_response
 from inference_api.server.validation import DEFAULT_STOP_TEXT, NativeRequest, distinct, parse_native
 
 LEGACY_MODEL_NAME = "falcon40b"
-PING = b": ping\n\n"
 
 
 def make_native_blueprint(context: ServerContext) -> Blueprint:
@@ -96,27 +94,19 @@ class NativeRoutes:
     def _start(self, native: NativeRequest, token_ids: list[int]) -> Generation:
         context, call = self._context, current_call()
         max_tokens = context.limits.fit_max_tokens(native.max_tokens, len(token_ids), native.min_tokens)
-        stops = [native.stop_sequence] if native.stop_sequence else []
-        seed = secrets.randbits(63) if native.seed is None else native.seed
+        seed = draw_seed(native.seed)
         call.response_headers["X-Inference-Seed"] = str(seed)
-        settings = context.settings
-        submit = Submit(
-            session_id=secrets.token_hex(16),
-            request_id=call.request_id,
-            tenant=call.claims.tenant,
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
-            max_tokens=max_tokens,
-            sampling=native.sampling(seed),
-            stop_sequences=[stop.encode() for stop in stops],
-            queue_seconds=settings.queue_seconds,
-            first_token_seconds=settings.first_token_seconds,
-            total_seconds=settings.total_seconds,
+        wanted = GenerationRequest(
+            token_ids,
+            native.sampling(seed),
+            max_tokens,
+            stop_sequences=(native.stop_sequence,) if native.stop_sequence else (),
             stop_ids=distinct(native.stop_token_ids),
             min_tokens=native.min_tokens,
             ignore_eos=native.ignore_eos,
         )
-        call.generation = generation = context.make_generation(token_ids, stops)
+        [submit] = wanted.submits(call.request_id, call.claims.tenant, context.settings)
+        call.generation = generation = context.make_generation(token_ids, wanted.stop_sequences)
         generation.start(submit, request.environ.get("gunicorn.socket"))
         return generation
 

@@ -12,7 +12,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, SequenceOutput
+from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, SequenceOutput, TokenLogprobs
 
 MAX_ENDED_SESSIONS = 4096
 """Sessions remembered after their end, to tell late ids from foreign ones."""
@@ -20,10 +20,11 @@ MAX_ENDED_SESSIONS = 4096
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a stream has for its reader: ids in order, and the end when there is one."""
+    """What a stream has for its reader: ids in order, their logprobs if they were asked for, and the end."""
 
     token_ids: tuple[int, ...]
     finished: Finished | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 _BROKEN = Finished(
@@ -37,13 +38,16 @@ _BROKEN = Finished(
 class SessionStream:
     """One session's ids, from the reader thread to the request thread that sends them on."""
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, on_news: Callable[[], None] | None = None) -> None:
+        """`on_news` is called by the delivering thread, under the stream's lock, when there is something to read."""
         self.session_id = session_id
+        self._on_news = on_news
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._relay: Callable[[tuple[int, ...]], bool] | None = None
         self._relay_error: Exception | None = None
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._num_read = 0
         self._finished: Finished | None = None
         self._epoch: int | None = None
@@ -60,9 +64,10 @@ class SessionStream:
                 return None
             end = 1 if self._num_read == 0 else len(self._token_ids)
             token_ids = tuple(self._token_ids[self._num_read : end])
+            logprobs = tuple(self._logprobs[self._num_read : end])
             self._num_read += len(token_ids)
             is_read_up = self._num_read == len(self._token_ids)
-            return Delivery(token_ids, self._finished if is_read_up else None)
+            return Delivery(token_ids, self._finished if is_read_up else None, logprobs)
 
     def relay(self, take: Callable[[tuple[int, ...]], bool]) -> None:
         """Let the delivering thread hand ids to `take` as they come, instead of waking this one for each of them.
@@ -114,6 +119,7 @@ class SessionStream:
             if output.index != len(self._token_ids) or self._epoch != output.epoch:
                 return False
             self._token_ids.extend(output.token_ids)
+            self._logprobs.extend(output.logprobs or ())
             self._finished = output.finished
             if self._relay is None or output.finished is not None:
                 self._wake_reader()
@@ -128,6 +134,8 @@ class SessionStream:
     def _wake_reader(self) -> None:
         self._relay = None
         self._condition.notify()
+        if self._on_news is not None:
+            self._on_news()
 
     def _has_news(self) -> bool:
         return len(self._token_ids) > self._num_read or self._finished is not None
@@ -144,9 +152,9 @@ class OutputRouter:
         self.late_tokens = 0
         self.foreign_tokens = 0
 
-    def open(self, session_id: str) -> SessionStream:
+    def open(self, session_id: str, on_news: Callable[[], None] | None = None) -> SessionStream:
         """Open a session before its Submit crosses."""
-        stream = SessionStream(session_id)
+        stream = SessionStream(session_id, on_news)
         with self._lock:
             self._streams[session_id] = stream
         return stream

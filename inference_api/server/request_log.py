@@ -17,9 +17,11 @@ from flask import Response, g, request
 
 from inference_api.logs import MAX_WORD_CHARACTERS, Value
 from inference_api.messages import NO_TIMING, Finished
+from inference_api.server.choices import Choices
 from inference_api.server.context import Call
 from inference_api.server.generation import Generation
 from inference_api.server.inspection import tokens_per_second
+from inference_api.server.trace_context import TRACEPARENT_HEADER, read_trace_id
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Entry:
     path: str
     status: int
     error_code: str | None
+    trace_id: str
     call: Call | None
     began_at: float
 
@@ -60,8 +63,9 @@ class RequestLog:
         level = logging.DEBUG if request.endpoint in PROBES else logging.INFO
         if logger.isEnabledFor(level):
             status = response.status_code
-            code = None if status < HTTPStatus.BAD_REQUEST else response.headers.get("X-Error-Code", _code_of(status))
-            entry = Entry(level, request.method, request.path, status, code, g.get("call"), g.began_at)
+            code = None if status < HTTPStatus.BAD_REQUEST else response.headers.get("X-Error-Code") or _code_of(status)
+            trace_id = read_trace_id(request.headers.get(TRACEPARENT_HEADER))
+            entry = Entry(level, request.method, request.path, status, code, trace_id, g.get("call"), g.began_at)
             response.call_on_close(lambda: self._write(entry))
         return response
 
@@ -71,7 +75,7 @@ class RequestLog:
         logger.log(entry.level, "request", extra={"fields": {**fields, "duration_ms": duration_ms}})
 
 
-def request_fields(entry: Entry, generation: Generation | None) -> dict[str, Value]:
+def request_fields(entry: Entry, generation: Generation | Choices | None) -> dict[str, Value]:
     """Return the line's names and values; blocks for a moment if the generation has not ended yet.
 
     What a call has not, and what a lost backend could not tell, is None.
@@ -85,12 +89,13 @@ def request_fields(entry: Entry, generation: Generation | None) -> dict[str, Val
         "status": CLIENT_LEFT_STATUS if left else entry.status,
         "tenant": call.claims.tenant if call is not None else None,
         "request_id": call.request_id if call is not None else None,
+        "trace_id": entry.trace_id,
         **_figures(generation, finished),
         "finish": _finish(finished) or entry.error_code or ("abort" if left else None),
     }
 
 
-def _figures(generation: Generation | None, finished: Finished | None) -> dict[str, Value]:
+def _figures(generation: Generation | Choices | None, finished: Finished | None) -> dict[str, Value]:
     """Return row, waits and counts of a generation that took a place in the queue."""
     timing = finished.timing if finished is not None and finished.timing != NO_TIMING else None
     num_tokens = finished.num_completion_tokens if finished is not None else None

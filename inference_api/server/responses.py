@@ -18,20 +18,23 @@ from inference_api.errors import InferenceApiError, UnavailableError
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 """Ask middle boxes not to buffer or rewrite a stream (nginx's proxy module; RFC 9111 section 5.2.2.6)."""
 
+PING = b": ping\n\n"
+"""Keeps a silent event stream open: a comment, which every parser skips (WHATWG HTML, section 9.2.6)."""
+
 
 def json_response(status: int, body: object) -> Response:
     """Return a JSON response."""
     return Response(json.dumps(body), status, content_type="application/json")
 
 
-def native_error(status: int, message: str) -> Response:
-    """Return the one error body of the native routes, `{"status_code": n, "message": text}`."""
-    return json_response(status, {"status_code": status, "message": message})
-
-
 def error_response(error: InferenceApiError) -> Response:
-    """Return an error of ours as a native error, with its code in a header."""
-    response = native_error(error.status, str(error))
+    """Return an error in the one body of the native routes, `{"status_code": n, "message": text}`."""
+    return coded_response(error, error.status, {"status_code": error.status, "message": str(error)})
+
+
+def coded_response(error: InferenceApiError, status: int, body: object) -> Response:
+    """Return `body`, a surface's own words for an error, with what any client may read in headers: code, retry."""
+    response = json_response(status, body)
     response.headers["X-Error-Code"] = error.code
     if isinstance(error, UnavailableError) and error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
@@ -75,6 +78,11 @@ def unwritten_response(error: InferenceApiError) -> Response:
         yield b""
 
     return Response(chunks())
+
+
+def data_event(data: object) -> bytes:
+    """Return one server-sent event without a name, of a JSON data line (WHATWG HTML, section 9.2)."""
+    return f"data: {json.dumps(data)}\n\n".encode()
 
 
 def event(name: str, data: object) -> bytes:

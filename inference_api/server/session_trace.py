@@ -7,6 +7,7 @@ of this is on its path. Gives ids, counts, lengths and times; never a text or a 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from inference_api.debug_log import DebugLog
 from inference_api.errors import InferenceApiError
@@ -34,7 +35,9 @@ class TracedGeneration(Generation):
         self._session_id = ""
         self._has_begun = False
 
-    def start(self, submit: Submit, client_socket: socket.socket | None) -> None:
+    def start(
+        self, submit: Submit, client_socket: socket.socket | None, on_news: Callable[[], None] | None = None
+    ) -> None:
         """Submit, between the events `opened` and `accepted` or `refused`."""
         self._session_id = submit.session_id
         self._debug_log.write(
@@ -47,7 +50,7 @@ class TracedGeneration(Generation):
             num_stop_sequences=len(submit.stop_sequences),
         )
         try:
-            super().start(submit, client_socket)
+            super().start(submit, client_socket, on_news)
         except InferenceApiError as error:
             self._debug_log.write("refused", submit.session_id, code=error.code)
             raise

@@ -23,6 +23,8 @@ from inference_api.model_image import byte_level_alphabet
 from inference_api.server.validation import refuse_lone_surrogates
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
+_BLANK_OF_PIECES = "\u2581"
+"""SentencePiece's mark of a blank."""
 _BYTE_OF_CHAR = {char: byte for byte, char in enumerate(byte_level_alphabet())}
 
 
@@ -31,6 +33,14 @@ class Segment(NamedTuple):
 
     text: str
     trusted: bool
+
+
+class Span(NamedTuple):
+    """An id and the characters of the text that it stands for: `start` to `stop`, both 0 for one in front of it."""
+
+    token_id: int
+    start: int
+    stop: int
 
 
 class Tokenizer:
@@ -81,6 +91,16 @@ class Tokenizer:
         refuse_lone_surrogates(field, text)
         return self._prefix_ids + self._user.encode(text, add_special_tokens=False).ids
 
+    def encode_spans(self, text: str, *, field: str = "text", whole_prompt: bool = True) -> list[Span]:
+        """Encode as `encode` does, and tell which characters each id stands for; several ids may share one character.
+
+        Without `whole_prompt` nothing is put in front.
+        """
+        refuse_lone_surrogates(field, text)
+        encoding = self._user.encode(text, add_special_tokens=False)
+        spans = [Span(token_id, *offsets) for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
+        return [Span(token_id, 0, 0) for token_id in self._prefix_ids if whole_prompt] + spans
+
     def encode_trusted(self, text: str) -> list[int]:
         """Encode text that no caller wrote: control texts become control ids. Adds nothing in front or behind."""
         return self._trusted.encode(text, add_special_tokens=False).ids
@@ -97,9 +117,9 @@ class Tokenizer:
         joined = "".join(self._hide_controls(segment.text) if segment.trusted else segment.text for segment in segments)
         return self._user.encode(joined, add_special_tokens=False).ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids in one go, special ids skipped, invalid UTF-8 as U+FFFD."""
-        return self._trusted.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Decode ids in one go, special ids skipped or under their names, invalid UTF-8 as U+FFFD."""
+        return self._trusted.decode(ids, skip_special_tokens=skip_special)
 
     def is_silent(self, token_id: int) -> bool:
         """Tell whether `decode` skips this id: a special one, or one that the vocabulary lacks."""
@@ -122,6 +142,18 @@ class Tokenizer:
         if known is None:
             known = self._bytes_of[token_id] = b"" if self.is_silent(token_id) else self._piece_bytes(token_id)
         return known
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that this id stands for by itself, whatever the vocabulary's scheme; control texts too."""
+        if self.is_byte_level:
+            return self._piece_bytes(token_id)
+        if self.is_byte(token_id):
+            return bytes([int((self._trusted.id_to_token(token_id) or "")[1:-1], 16)])
+        return (self._trusted.id_to_token(token_id) or "").replace(_BLANK_OF_PIECES, " ").encode()
+
+    def piece_text(self, token_id: int) -> str:
+        """Return `piece_bytes` as text, what is no UTF-8 as U+FFFD."""
+        return self.piece_bytes(token_id).decode(errors="replace")
 
     def _piece_bytes(self, token_id: int) -> bytes:
         piece = self._trusted.id_to_token(token_id) or ""

@@ -9,7 +9,6 @@ come after them. Pure: knows no Flask, no tokenizer, no model; every fault is an
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Collection
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 from inference_api.errors import InvalidRequestError, PromptTooLongError
 from inference_api.messages import SamplingParams
 from inference_api.server.body_fields import Field, check_bounds, convert, shown
+from inference_api.server.ids_left import count_ids_left
+from inference_api.server.json_body import DuplicateMemberError, parse_json
 
 DEFAULT_STOP_TEXT = "<|endoftext|>"
 """The original's documented default of `stop_sequence`; means the model's own end, whatever the model calls it."""
@@ -190,24 +191,14 @@ def _parse_object(body: bytes, content_type: str | None) -> dict[str, object]:
     if media_type != "application/json" and not re.fullmatch(r"application/[^\s/]+\+json", media_type):
         raise InvalidRequestError("Request was not JSON")
     try:
-        # RFC 8259 section 8.1: UTF-8 without a byte order mark; json.loads would guess other encodings from bytes.
-        # NaN and Infinity are no JSON, but a field's bounds name them better than "malformed" does.
-        given = json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=float)
-    except (ValueError, RecursionError):
+        given = parse_json(body)
+    except DuplicateMemberError as error:
+        raise InvalidRequestError(f"Parameter: {shown(error.name)} is given more than once. Send it once.") from None
+    except ValueError:
         given = None
     if not isinstance(given, dict):
         raise InvalidRequestError("Malformed JSON request body.")
     return given
-
-
-def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build an object; of two members with one name (RFC 8259 section 4) nobody knows which one is meant."""
-    members: dict[str, object] = {}
-    for name, value in pairs:
-        if name in members:
-            raise InvalidRequestError(f"Parameter: {shown(name)} is given more than once. Send it once.")
-        members[name] = value
-    return members
 
 
 def _check_session_id(label: str | None) -> None:
@@ -242,23 +233,22 @@ def _check_ids_left(native: NativeRequest, limits: NativeLimits) -> None:
         )
     if native.allowed_token_ids == []:
         raise InvalidRequestError("Parameter: allowed_token_ids has 0 entries, at least 1 is needed.")
-    banned = set(native.banned_token_ids or ())
     ends = set(native.stop_token_ids or ()) | (set() if native.ignore_eos else limits.stop_ids)
-    barred = ends if native.min_tokens else set()
-    if native.allowed_token_ids is not None:
-        drawable = set(native.allowed_token_ids)
-        num_drawable, banned, barred = len(drawable), banned & drawable, barred & drawable
-    else:
-        num_drawable = limits.vocab_size
-    if len(banned) >= num_drawable:
+    left = count_ids_left(
+        limits.vocab_size,
+        allowed=native.allowed_token_ids,
+        banned=native.banned_token_ids,
+        ends=ends if native.min_tokens else None,
+    )
+    if not left.num_drawable:
         raise InvalidRequestError(
-            f"Parameter: banned_token_ids holds all {num_drawable} ids that may be drawn,"
-            f" at most {num_drawable - 1} are allowed."
+            f"Parameter: banned_token_ids holds all {left.num_allowed} ids that may be drawn,"
+            f" at most {left.num_allowed - 1} are allowed."
         )
-    if len(banned | barred) >= num_drawable:
+    if not left.num_going_on:
         raise InvalidRequestError(
             f"Parameter: min_tokens={native.min_tokens} is outside bounds, 0 <= min_tokens <= 0:"
-            f" all {num_drawable - len(banned)} ids that may be drawn end the answer."
+            f" all {left.num_drawable} ids that may be drawn end the answer."
         )
 
 

@@ -153,10 +153,11 @@ class Admission:
         for at, seconds in _gaps_from(rows, decoding_at):
             admitting = any(began < at and at - seconds < ended for began, ended in windows)
             (beside if admitting else alone).append(seconds)
-        if not beside or not alone:
-            return {"gaps_beside": len(beside)}  # the rows had ended before a prompt came
-        p50_alone = percentile(sorted(alone), 50)
-        p50, p99 = (percentile(sorted(beside), percent) for percent in (50, 99))
+        p50_alone = percentile(sorted(alone), 50) if alone else 0.0
+        p50, p99 = (percentile(sorted(beside), percent) for percent in (50, 99)) if beside else (0.0, 0.0)
+        if not p50 or not p50_alone:
+            # The rows had ended before a prompt came, or their ids came several at once.
+            return {"gaps_beside": len(beside)}
         return {
             "gaps_beside": len(beside),
             "gap_ms_p50_alone": 1000 * p50_alone,

@@ -56,6 +56,29 @@ def test_a_second_turn_computes_only_what_the_first_one_did_not() -> None:
     assert figure(rig, "prompt_tokens") == len(TURN) + len(second)
 
 
+def test_the_end_and_the_requests_view_tell_how_much_of_the_prompt_was_held() -> None:
+    rig = Rig(4, options=REUSE)
+    rig.submit("first", TURN, max_tokens=10)
+    rig.run()
+    second = TURN + bytes(rig.ids["first"]) + b" and another one"
+    rig.submit("second", second, max_tokens=10)
+    rig.submit("foreign", second, max_tokens=10, tenant="beta")
+    rig.run()
+    num_held = len(TURN) + 9
+    assert [rig.ends[name].num_cached_tokens for name in ("first", "second", "foreign")] == [0, num_held, 0]
+    view = rig.request("second")
+    assert view is not None and view.num_cached_tokens == num_held
+
+
+def test_what_a_preempted_sequence_had_computed_itself_is_not_cached() -> None:
+    rig = make_tight_rig(prefix_reuse=True)
+    rig.submit("old", b"1234567890", max_tokens=30, seed=1)
+    rig.submit("new", b"1234567890", max_tokens=30, seed=2)
+    rig.run()
+    assert figure(rig, "preemptions") == figure(rig, "prefix_hits") == 1
+    assert rig.ends["new"].num_cached_tokens == 0
+
+
 def test_only_what_a_prefix_saves_is_counted() -> None:
     rig = Rig(2, budget=(100, 100), options=REUSE)
     stem = bytes(97 + index * 7 % 26 for index in range(90))
@@ -350,8 +373,15 @@ def test_a_text_whose_drafts_are_refused_stops_drafting() -> None:
     assert figure(rig, "draft_tokens") < 60
 
 
-@pytest.mark.parametrize("field", ["mask", "barred_ids"])
-def test_a_row_whose_draws_are_ruled_one_by_one_does_not_draft(field: str) -> None:
+class FreeMask:
+    """Allow every id."""
+
+    def allowed(self, ids: object) -> bytes:
+        return b"\xff" * 33
+
+
+@pytest.mark.parametrize(("field", "rule"), [("mask", FreeMask()), ("barred_ids", frozenset({1}))])
+def test_a_row_whose_draws_are_ruled_one_by_one_does_not_draft(field: str, rule: object) -> None:
     rig = Rig(2, script=DIGITS, options=DRAFTS)
     rig.submit("ruled", b"hello", max_tokens=40)
     rig.submit("free", b"hello", max_tokens=40)
@@ -359,7 +389,7 @@ def test_a_row_whose_draws_are_ruled_one_by_one_does_not_draft(field: str) -> No
 
     def ruled_spec(sequence: Sequence) -> SampleSpec:
         spec = plain_spec(sequence)
-        return dataclasses.replace(spec, **{field: frozenset({1})}) if sequence.session_id == "ruled" else spec
+        return dataclasses.replace(spec, **{field: rule}) if sequence.session_id == "ruled" else spec
 
     rig.scheduler._sample_spec = ruled_spec
     rig.run()

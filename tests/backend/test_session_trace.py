@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from inference_api.backend.inbox_messages import MaskedSubmit
 from inference_api.backend.session_trace import TracedInbox, TracedOutbox
 from inference_api.debug_log import DebugLog
 from inference_api.messages import (
@@ -13,6 +17,8 @@ from inference_api.messages import (
     ErrorInfo,
     Finished,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Message,
     Pong,
     SamplingParams,
@@ -38,6 +44,13 @@ SUBMIT = Submit(
 TIMING = Timing(0.25, 0.5, 1.0, 4, 5)
 
 
+class FreeMask:
+    """Allow everything."""
+
+    def allowed(self, ids: Sequence[int]) -> bytes:
+        return b"\xff"
+
+
 class Sent:
     """Keep what was sent on."""
 
@@ -51,6 +64,18 @@ class Sent:
 def events_of(log: DebugLog) -> list[dict[str, Any]]:
     log.close()
     return [json.loads(line) for line in log.path.read_text().splitlines()]
+
+
+def test_a_submit_with_a_grammar_is_an_event_without_a_word_of_it(tmp_path: Path) -> None:
+    log = DebugLog(tmp_path, "backend-7000")
+    inbox = TracedInbox(log)
+    grammar = Grammar(GrammarKind.REGEX, "grammar-canary")
+    message = MaskedSubmit(msgspec.structs.replace(SUBMIT, grammar=grammar), FreeMask())
+    inbox.put("worker-1", message)
+    assert inbox.drain(0) == [("worker-1", message)]
+    (event,) = events_of(log)
+    assert (event["event"], event["num_prompt_tokens"]) == ("queued", 3)
+    assert "canary" not in log.path.read_text()
 
 
 def test_a_submit_is_an_event_and_goes_on_to_the_decode_thread(tmp_path: Path) -> None:

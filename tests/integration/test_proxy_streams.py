@@ -30,6 +30,7 @@ SPOOFING_HEADERS = (
     "Connection: keep-alive, X-Team-Id",
     "X-Team-Id: evil",
     "Accept-Encoding: gzip",
+    "Tracestate: vendor=1",
 )
 UPSTREAM_HEADER_NAMES = [
     "Accept",
@@ -42,6 +43,7 @@ UPSTREAM_HEADER_NAMES = [
     "User-Agent",
     "X-Internal-Assertion",
     "X-Request-Id",
+    "traceparent",
 ]
 
 

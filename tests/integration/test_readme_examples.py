@@ -49,7 +49,9 @@ def test_there_are_examples() -> None:
 def test_the_curl_example_answers(example: str, service: Service, authorization: str) -> None:
     script = example.replace("127.0.0.1:1223", f"127.0.0.1:{service.proxy_port}").replace("curl ", "curl -sS --fail ")
     answer = _run(script, AUTHORIZATION=authorization)
-    if "/chat/" in example:
+    if "/v1/chat/" in example:
+        assert answer.startswith("data: {") and answer.endswith("data: [DONE]\n\n")
+    elif "/chat/" in example:
         assert answer.endswith('event: close\ndata: {"message": "Connection closed"}\n\n')
     elif "/inference/" in example:
         assert len(answer) == 32 and answer.isdigit()

@@ -149,6 +149,38 @@ def test_only_trusted_hosts_pass_when_they_are_named() -> None:
         admitter.admit(RequestHead("GET", "/health", HTTP_1_1, {"host": "other.test"}))
 
 
+def admit_with(**headers: str) -> Admission:
+    """Admit a call that has these headers only."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return ADMITTER.admit(RequestHead("POST", "/v1/messages", HTTP_1_1, {"host": "x", **named}))
+
+
+def test_a_jwt_in_x_api_key_admits_as_it_does_in_authorization() -> None:
+    authorization = bearer(jti="id-1")
+    by_key = admit_with(x_api_key=authorization.removeprefix("Bearer "))
+    assert by_key == admit_with(authorization=authorization)
+    assert by_key.claims is not None and by_key.claims.tenant == "t"
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, (401, "authorization_missing")),
+        ({"x_api_key": ""}, (401, "jwt_malformed")),
+        ({"x_api_key": bearer()}, (401, "jwt_malformed")),
+        ({"x_api_key": bearer(scope="metrics").removeprefix("Bearer ")}, (403, "scope_missing")),
+        ({"x_api_key": "a.b.c,a.b.c"}, (400, "two_credentials")),
+        ({"x_api_key": "", "authorization": bearer()}, (400, "two_credentials")),
+        ({"x_api_key": bearer().removeprefix("Bearer "), "authorization": ""}, (400, "two_credentials")),
+    ],
+    ids=["neither", "empty", "with a scheme", "scope", "two keys", "empty and bearer", "key and empty"],
+)
+def test_one_credential_and_a_good_one_is_needed(headers: dict[str, str], expected: tuple[int, str]) -> None:
+    with pytest.raises(Refusal) as caught:
+        admit_with(**headers)
+    assert (caught.value.status, caught.value.code) == expected
+
+
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [

@@ -207,11 +207,48 @@ def test_any_case_of_bearer_and_one_space_gives_what_follows(scheme: str, compac
     assert parse_bearer(f"{scheme} {compact}") == compact
 
 
+def test_an_api_key_is_the_jwt_alone_and_gives_the_same_claims() -> None:
+    compact = sign({"team_id": "t", "jti": "j", "scope": "inference metrics"})
+    assert SHARED.authenticate_api_key(compact) == authenticate(compact)
+
+
+@pytest.mark.parametrize("vector", POLICY_VECTORS["vectors"], ids=lambda v: f"{v['category']}-{v['name']}")
+def test_an_api_key_is_decided_as_the_bearer_is(vector: dict[str, str]) -> None:
+    if vector["expected"] == "accept":
+        assert STRICT.authenticate_api_key(vector["token"]).tenant == "team-a"
+        return
+    with pytest.raises(AuthError) as caught:
+        STRICT.authenticate_api_key(vector["token"])
+    assert caught.value.status in (400, 401)
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "code"),
+    [
+        ("", 401, "jwt_malformed"),
+        ("secret-key", 401, "jwt_malformed"),
+        (f"Bearer {sign({'team_id': 't'})}", 401, "jwt_malformed"),
+        (f" {sign({'team_id': 't'})}", 401, "jwt_malformed"),
+        (sign({"team_id": "t"}, key=KEY), 401, "jwt_signature"),
+        (sign({"team_id": "t", "exp": NOW - 61}), 401, "jwt_expired"),
+        (f"{sign({'team_id': 't'})},{sign({'team_id': 't'})}", 400, "two_credentials"),
+    ],
+    ids=["empty", "no jwt", "scheme", "blank", "secret", "expired", "two"],
+)
+def test_an_api_key_is_refused_with_a_code(header: str, status: int, code: str) -> None:
+    with pytest.raises(AuthError) as caught:
+        SHARED.authenticate_api_key(header)
+    assert (caught.value.status, caught.value.code) == (status, code)
+
+
 @given(st.text() | st.from_regex(r"[Bb]earer [A-Za-z0-9_.=, -]*", fullmatch=True))
 def test_no_text_at_all_is_accepted_or_breaks_the_authenticator(header: str) -> None:
     for authenticator in (SHARED, STRICT):
         with pytest.raises(AuthError) as caught:
             authenticator.authenticate(header)
+        assert len(caught.value.message) < 120 and caught.value.message.isprintable()
+        with pytest.raises(AuthError) as caught:
+            authenticator.authenticate_api_key(header)
         assert len(caught.value.message) < 120 and caught.value.message.isprintable()
 
 

@@ -8,6 +8,9 @@ import pytest
 
 from proxy.answers import Refusal, raw_error_answer
 from proxy.headers import AnswerFault, answer_headers, upstream_headers, valid_request_id
+from proxy.trace_context import Trace
+
+TRACE = Trace("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", 1)
 
 
 def test_only_named_headers_go_upstream() -> None:
@@ -19,13 +22,16 @@ def test_only_named_headers_go_upstream() -> None:
         "request-id": "forged",
         "x-request-id": "mine",
         "te": "trailers",
+        "traceparent": "forged",
+        "tracestate": "vendor=1",
     }
-    built = upstream_headers(client, request_id="req_1", assertion="ours")
+    built = upstream_headers(client, request_id="req_1", assertion="ours", trace=TRACE)
     assert built == {
         "Accept": "*/*",
         "Content-Type": "application/json",
         "X-Request-Id": "mine",
         "Request-Id": "req_1",
+        "traceparent": str(TRACE),
         "X-Internal-Assertion": "ours",
         "Accept-Encoding": "identity",
         "User-Agent": "inference-proxy",
@@ -36,7 +42,7 @@ def test_only_named_headers_go_upstream() -> None:
 @pytest.mark.parametrize("value", ["a\x7f", "é", "a" * 1025])
 def test_a_header_value_beyond_printable_ascii_is_a_400(value: str) -> None:
     with pytest.raises(Refusal) as caught:
-        upstream_headers({"accept": value}, request_id="req_1", assertion=None)
+        upstream_headers({"accept": value}, request_id="req_1", assertion=None, trace=TRACE)
     assert caught.value.status == 400
 
 
@@ -51,11 +57,16 @@ def test_only_named_headers_come_back() -> None:
         ("Server", "x"),
         ("X-Inference-Seed", "1"),
         ("cache-control", "no-cache"),
+        ("OpenAI-Processing-Ms", "12"),
+        ("X-Should-Retry", "true"),
+        ("traceparent", str(TRACE)),
         ("Date", "d"),
     ]
     assert answer_headers(upstream, request_id="req_1", client_id=None) == [
         ("X-Inference-Seed", "1"),
         ("cache-control", "no-cache"),
+        ("OpenAI-Processing-Ms", "12"),
+        ("X-Should-Retry", "true"),
         ("Request-Id", "req_1"),
         ("X-Request-Id", "req_1"),
     ]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from proxy.auth import Claims
 from proxy.transaction import JsonTransactionFormatter, Transaction, escape
 
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+
 
 def written(caplog: pytest.LogCaptureFixture, transaction: Transaction, *, client_left: bool = False) -> str:
     with caplog.at_level(logging.INFO, logger="test.transaction"):
@@ -22,7 +24,7 @@ def written(caplog: pytest.LogCaptureFixture, transaction: Transaction, *, clien
 
 def make_transaction(path: str) -> Transaction:
     times = iter([10.0, 10.25])
-    return Transaction(path, "127.0.0.1", lambda: next(times), logging.getLogger("test.transaction"))
+    return Transaction(path, "127.0.0.1", lambda: next(times), logging.getLogger("test.transaction"), TRACE_ID)
 
 
 def test_the_line_names_the_caller_by_tenant_and_bearer_id_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -32,7 +34,8 @@ def test_the_line_names_the_caller_by_tenant_and_bearer_id_alone(caplog: pytest.
     transaction.stats = {"tps": "é\n"}
     assert written(caplog, transaction) == (
         "[Transaction] path=/inference/m client_address=127.0.0.1 status_code=200 "
-        'jwt={"team_id":"t","token_id":"j"} stats={"tps":"\\u00e9\\n"} duration_ms=250'
+        'jwt={"team_id":"t","token_id":"j"} stats={"tps":"\\u00e9\\n"} duration_ms=250 '
+        f"trace_id={TRACE_ID}"
     )
 
 
@@ -41,7 +44,7 @@ def test_a_client_that_left_is_a_499_and_a_path_cannot_forge_a_line(caplog: pyte
     transaction.status_code = 200
     assert written(caplog, transaction, client_left=True) == (
         "[Transaction] path=/a\\n[Transaction]\\x20jwt\\x3dx\\x1b[2J client_address=127.0.0.1 status_code=499 "
-        "jwt=- stats=- duration_ms=250"
+        f"jwt=- stats=- duration_ms=250 trace_id={TRACE_ID}"
     )
 
 
@@ -77,6 +80,7 @@ def test_as_json_the_line_has_the_same_names_and_its_numbers_stay_numbers(caplog
         "jwt": {"team_id": "t", "token_id": "j"},
         "stats": {"tps": 12.5},
         "duration_ms": 250.0,
+        "trace_id": TRACE_ID,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inference_api.messages import (
@@ -22,6 +22,7 @@ from inference_api.messages import (
     SequenceOutput,
     Snapshot,
     Submit,
+    TokenLogprobs,
     WorkerMessage,
 )
 from inference_api.queues import Connection, ConnectionLostError, listen
@@ -40,12 +41,22 @@ def finished(
     return Finished(FinishReason.ERROR if error else reason, num_tokens, NO_TIMING, stop, info)
 
 
+def logprobs_of(token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Return logprobs that tell ids apart: minus a hundredth of the id, and of the next ids for the likeliest."""
+    return [
+        TokenLogprobs(-token_id / 100, [(other, -other / 100) for other in range(token_id, token_id + num_top)])
+        for token_id in token_ids
+    ]
+
+
 class FakeClient:
     """Answer like a BackendClient, from what the test has set: `text` in pieces, then `end`."""
 
     def __init__(self) -> None:
         self.ready: Ready | None = READY
-        self.pieces: list[bytes] = [b"Hel", b"lo"]
+        self.pieces: Sequence[Sequence[int]] = [b"Hel", b"lo"]
+        self.answers: list[list[bytes]] = []
+        """The pieces of each Submit in turn, instead of the same `pieces` for all."""
         self.end: Finished | None = finished()
         self.refusal: Exception | None = None
         self.pong: Pong | None = Pong(1, 0.1, False, 0, 0)
@@ -55,15 +66,17 @@ class FakeClient:
         self.queries: list[tuple[QueryKind, str, str]] = []
         self.streams: list[SessionStream] = []
 
-    def submit(self, submit: Submit) -> tuple[SessionStream, Accepted]:
+    def submit(self, submit: Submit, on_news: Callable[[], None] | None = None) -> tuple[SessionStream, Accepted]:
         self.submits.append(submit)
         if self.refusal is not None:
             raise self.refusal
-        stream = SessionStream(submit.session_id)
+        pieces = self.answers[(len(self.submits) - 1) % len(self.answers)] if self.answers else self.pieces
+        stream = SessionStream(submit.session_id, on_news)
         self.streams.append(stream)
         index = 0
-        for piece in self.pieces:
-            stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, list(piece)))
+        for piece in pieces:
+            logprobs = None if submit.sampling.logprobs is None else logprobs_of(piece, submit.sampling.logprobs)
+            stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, list(piece), logprobs=logprobs))
             index += len(piece)
         if self.end is not None:
             stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, [], self.end))

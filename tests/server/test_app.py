@@ -33,12 +33,15 @@ def test_the_scope_table_names_every_endpoint_and_no_other(app: Flask) -> None:
     assert {rule.endpoint for rule in app.url_map.iter_rules()} == SCOPES.keys()
 
 
-def test_only_health_is_open_to_everybody() -> None:
+def test_only_health_and_the_description_are_open_to_everybody() -> None:
     assert {endpoint for endpoint, scope in SCOPES.items() if scope is None} == {
         "health.root",
         "health.health",
         "health.live",
         "health.ready",
+        "api_docs.document",
+        "api_docs.page",
+        "api_docs.asset",
     }
 
 
@@ -55,8 +58,8 @@ def test_no_route_with_a_scope_answers_a_caller_without_an_assertion(make_app, f
     method = sorted((found.methods or set()) - {"HEAD", "OPTIONS"})[0]
     path = str(found).replace("<model>", "mock").replace("<request_id>", "req_1")
     response = app.test_client().open(path, method=method, json={"text": "x"})
-    assert response.status_code == 401
-    assert response.get_json()["status_code"] == 401
+    assert (response.status_code, response.headers["X-Error-Code"]) == (401, "unauthenticated")
+    assert response.is_json
     assert fake_client.submits == [] and fake_client.queries == []
 
 

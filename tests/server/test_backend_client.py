@@ -14,6 +14,7 @@ from inference_api.errors import (
     BackendLostError,
     DrainingError,
     InferenceApiError,
+    InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
     WarmingError,
@@ -25,6 +26,8 @@ from inference_api.messages import (
     ErrorInfo,
     Failed,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Hello,
     Message,
     Ping,
@@ -152,6 +155,16 @@ def test_each_refusal_is_an_error_of_its_own_and_leaves_nothing(
     assert getattr(caught.value, "retry_after_seconds", None) == retry_after_seconds
     assert line.router.num_open == 0
     assert line.client._open == {}
+
+
+def test_a_bad_grammar_is_told_by_the_member_that_it_came_from(line: Line) -> None:
+    line.connect()
+    refused = Refused("s0", RefusalReason.BAD_GRAMMAR, 0.0, "is no usable JSON schema: no.")
+    line.backend.answer = lambda message: [refused] if isinstance(message, Submit) else answer_politely(message)
+    with pytest.raises(InvalidRequestError, match=r"^guided_json: is no usable JSON schema: no\.$") as caught:
+        line.client.submit(make_submit("s0", grammar=Grammar(GrammarKind.JSON_SCHEMA, "{}", "guided_json")))
+    assert caught.value.param == "guided_json"
+    assert line.router.num_open == 0
 
 
 def test_the_overload_text_is_the_one_that_callers_know(line: Line) -> None:

@@ -72,6 +72,20 @@ def test_a_conversation_becomes_the_ids_of_its_plain_rendering() -> None:
     assert _template(_CHATML).encode(_turns("hello")) == _TOKENIZER.encode_trusted(plain)
 
 
+@pytest.mark.parametrize("source", _TEMPLATES.values(), ids=_TEMPLATES.keys())
+@_unhurried
+@given(content=_CONTENTS)
+def test_a_rendered_conversation_is_the_text_of_its_ids(source: str, content: str) -> None:
+    template = _template(source)
+    rendered = template.render(_turns(content))
+    assert _TOKENIZER.decode(template.encode(_turns(content)), skip_special=False) == rendered
+
+
+def test_what_cannot_be_encoded_is_not_rendered_either() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^messages\[0\]\.role is not one of "):
+        _template(_CHATML).render([ChatMessage("robot", "hello")])
+
+
 def test_blocks_and_blanks_are_trimmed_as_templates_expect() -> None:
     plain = "<s>[INST] a [/INST]b</s>[INST] c [/INST]"
     assert _template(_TRIMMING).encode(_turns(" a\n", "\tb ", "c")) == _TOKENIZER.encode_trusted(plain)

@@ -150,10 +150,10 @@ def test_the_abort_of_a_client_that_left_before_its_submit_comes_after_the_submi
     early, last = threading.Event(), threading.Event()
     real_submit = fake_client.submit
 
-    def submit(submit: Submit):
+    def submit(submit: Submit, on_news: Callable[[], None] | None = None):
         early.wait(1.0)
         events.append("submit")
-        return real_submit(submit)
+        return real_submit(submit, on_news)
 
     def abort(request_id: str, tenant: str) -> None:
         events.append("abort")

@@ -7,12 +7,30 @@ from collections.abc import Callable
 import pytest
 from flask import Flask
 
+import inference_api
 from inference_api.messages import FinishReason, QueryKind, RequestView, RowView, Snapshot, Timing
 from inference_api.server.inspection import request_body
 from tests.server.fakes import FakeClient
 
 TIMING = Timing(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=2.0, batch_size=3, context_tokens=16)
 VIEW = RequestView("req_1", "finished", 5, 11, None, 2, FinishReason.LENGTH, TIMING)
+
+
+TGI_MEMBERS = {
+    "model_id": "mock",
+    "model_sha": None,
+    "model_pipeline_tag": "text-generation",
+    "max_concurrent_requests": 4 + 96,
+    "max_best_of": 32,
+    "max_stop_sequences": 16,
+    "max_input_tokens": 63,
+    "max_total_tokens": 64,
+    "validation_workers": 1,
+    "max_client_batch_size": 32,
+    "router": "inference_api",
+    "sha": None,
+    "docker_label": None,
+}
 
 
 @pytest.fixture
@@ -35,6 +53,12 @@ def test_info_describes_model_engine_and_numeric_path(app: Flask) -> None:
     assert (body["engine"], body["digest"], body["num_rows"], body["context_tokens"]) == ("mock", "digest-1", 4, 64)
     assert body["row_independent"] is True
     assert "type" not in body
+
+
+def test_info_has_what_tgis_clients_look_for_beside_our_own_members(app: Flask) -> None:
+    body = app.test_client().get("/info").get_json()
+    assert body["version"] == inference_api.__version__
+    assert {name: body[name] for name in TGI_MEMBERS} == TGI_MEMBERS
 
 
 def test_a_request_is_told_with_the_originals_figures(app: Flask, fake_client: FakeClient) -> None:

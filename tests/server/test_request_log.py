@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from inference_api.server.output_router import SessionStream
 from tests.server.fakes import FakeClient, finished
 
 TIMING = Timing(queue_seconds=0.0105, prefill_seconds=0.25, decode_seconds=0.5, batch_size=3, context_tokens=16)
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 LOGGER = "inference_api.server.request_log"
 
 
@@ -43,12 +45,14 @@ def ask(app: Flask, path: str, method: str = "POST", **options: Any) -> TestResp
 def only(fields: list[dict[str, Any]]) -> dict[str, Any]:
     (line,) = fields
     assert line.pop("duration_ms") >= 0
+    assert re.fullmatch(r"[0-9a-f]{32}", line["trace_id"])
     return line
 
 
 def test_a_line_tells_the_figures_that_the_requests_view_tells(make_app, fake_client: FakeClient, lines) -> None:
     fake_client.end = Finished(FinishReason.STOP, 6, TIMING)
-    response = ask(make_app(), "/inference/mock?text=hidden", json={"text": "0123456789"})
+    headers = {"Traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
+    response = ask(make_app(), "/inference/mock?text=hidden", json={"text": "0123456789"}, headers=headers)
     assert response.status_code == 200
     line = only(lines())
     view = RequestView("r", "finished", 10, 6, row=0, finish_reason=FinishReason.STOP, timing=TIMING)
@@ -59,6 +63,7 @@ def test_a_line_tells_the_figures_that_the_requests_view_tells(make_app, fake_cl
         "status": 200,
         "tenant": "local",
         "request_id": response.headers["Request-Id"],
+        "trace_id": TRACE_ID,
         "row": 0,
         "queue_ms": 10.5,
         "ttft_ms": stats["user_ttft_e2e_ms"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -171,6 +172,31 @@ def test_a_prompt_begins_with_what_the_post_processor_puts_in_front_and_stays_op
     assert _TOKENIZERS["llama"].encode("he")[0] == 1
     assert 2 not in _TOKENIZERS["llama"].encode("he")
     assert _TOKENIZERS["byte level"].encode("") == []
+
+
+@_each
+@_unhurried
+@given(text=st.text(max_size=8) | st.text("helo <|>", max_size=8))
+def test_each_id_is_told_with_the_characters_that_it_stands_for(tokenizer: Tokenizer, text: str) -> None:
+    spans = tokenizer.encode_spans(text)
+    assert [span.token_id for span in spans] == tokenizer.encode(text)
+    bare = tokenizer.encode_spans(text, whole_prompt=False)
+    assert spans[len(spans) - len(bare) :] == bare
+    assert all((span.start, span.stop) == (0, 0) for span in spans[: len(spans) - len(bare)])
+    assert all(0 <= span.start <= span.stop <= len(text) for span in bare)
+    assert all(left.start <= right.start for left, right in itertools.pairwise(bare))
+
+
+def test_ids_that_share_a_character_name_it_each() -> None:
+    spans = _TOKENIZERS["byte level"].encode_spans("a\u0416")
+    assert [(span.start, span.stop) for span in spans] == [(0, 1), (1, 2), (1, 2)]
+
+
+def test_decoding_shows_control_texts_only_if_asked() -> None:
+    tokenizer = _TOKENIZERS["byte level"]
+    token_ids = tokenizer.encode_trusted("<|im_start|>hello<|im_end|>")
+    assert tokenizer.decode(token_ids) == "hello"
+    assert tokenizer.decode(token_ids, skip_special=False) == "<|im_start|>hello<|im_end|>"
 
 
 def test_segments_count_control_texts_only_where_trusted() -> None:

@@ -45,13 +45,17 @@ class EngineInfo:
     """So many `draft_ids` a RowPlan may carry."""
 
 
+class MaskError(Exception):
+    """Say why a form allows no further id; the text is safe to show."""
+
+
 class TokenMask(Protocol):
     """Say which ids a row may draw next, for an answer that must keep to a form."""
 
     def allowed(self, ids: Sequence[int]) -> bytes:
         """Return one bit an id of the vocabulary, lowest bit first, for the id that follows the known `ids`.
 
-        At least one bit is set. Called in the decode thread, once a draw.
+        At least one bit is set. Called in the decode thread, once a draw; raises MaskError, which ends this row alone.
         """
         ...
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import collections
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from inference_api.backend.engines.base import SampleSpec
+from inference_api.backend.engines.base import MaskError, SampleSpec, TokenMask
 
-_BITS = (1, 2, 4, 8, 16, 32, 64, 128)
+_BARRED_BY_OCTET = torch.tensor([[not octet >> bit & 1 for bit in range(8)] for octet in range(256)]).view(torch.int64)
+"""(256, 1): the eight booleans of an octet of a mask, true where its bit is not set, as one number: copied at once."""
 
 
 class RuleError(Exception):
@@ -45,7 +46,7 @@ def change_logits(logits: Tensor, spec: SampleSpec) -> None:
     """
     params = spec.params
     if spec.mask is not None:
-        logits.masked_fill_(~_allowed(spec.mask.allowed(spec.known_ids), logits.numel()), -math.inf)
+        logits.masked_fill_(_barred(_bits(spec.mask, spec.known_ids), logits.numel()), -math.inf)
     if params.allowed_ids:
         ids = _ids(params.allowed_ids)
         values = logits[ids]
@@ -90,11 +91,18 @@ def _ids(ids: Iterable[int]) -> Tensor:
     return torch.frombuffer(array("q", ids), dtype=torch.int64)  # a tenth of torch.tensor's time; at least one id
 
 
-def _allowed(bits: bytes, vocab: int) -> Tensor:
-    """Return a mask's bits as booleans (vocab,)."""
+def _bits(mask: TokenMask, known_ids: Sequence[int]) -> bytes:
+    try:
+        return mask.allowed(known_ids)
+    except MaskError as error:
+        raise RuleError(str(error)) from None
+
+
+def _barred(bits: bytes, vocab: int) -> Tensor:
+    """Return as booleans (vocab,) where a mask's bits are not set."""
     if len(bits) != (vocab + 7) // 8:
         raise RuleError(
             f"The form of this request allows ids by {len(bits)} bytes, where {(vocab + 7) // 8} hold the vocabulary."
         )
-    octets = torch.frombuffer(bytearray(bits), dtype=torch.uint8).unsqueeze(1)  # (bytes, 1)
-    return octets.bitwise_and(torch.tensor(_BITS, dtype=torch.uint8)).ne(0).flatten()[:vocab]  # (vocab,)
+    octets = torch.frombuffer(bytearray(bits), dtype=torch.uint8).int()  # (bytes,)
+    return _BARRED_BY_OCTET.index_select(0, octets).view(torch.bool).flatten()[:vocab]  # (vocab,)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from inference_api.backend.engines.base import (
     EngineInfo,
+    MaskError,
     PrefillBudget,
     RowError,
     RowPlan,
@@ -21,8 +22,10 @@ from inference_api.backend.engines.base import (
     SampleSpec,
     StepPlan,
     StepResult,
+    TokenMask,
 )
 from inference_api.errors import SettingError
+from inference_api.messages import TokenLogprobs
 from inference_api.model_image import ModelImage
 
 PREFILL_TOKENS = 512
@@ -31,10 +34,16 @@ PREFILL_TOKENS = 512
 DRAFT_TOKENS = 8
 """Drafts a row and step; none where the script says itself what a step does: with a rate, blocks or faults."""
 
+IMPOSSIBLE = -9999.0
+"""The logprob of an id that is not drawn; OpenAI's value for "very unlikely"."""
+
 BLOCK_TOKENS = 8
 """Ids a row and step in the mode digits without a rate or faults, as of a speculating engine whose drafts all hold."""
 
 _DIGITS = tuple(ord("0") + position % 10 for position in range(10 + BLOCK_TOKENS))
+_CLOSERS = b'"}]'
+CLOSING_POSITIONS = 4
+_BLANKS = sum(1 << blank for blank in b" \n\r\t")
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz "
 
 
@@ -140,16 +149,35 @@ class MockEngine:
             error = self._fault(bytes(token_id for token_id in ids if token_id < 256))
             if error is not None:
                 return RowResult(plan.row, error=error)
+        if sample.mask is not None:
+            return self._sample_masked(plan, sample, sample.mask, ids)
         if self._script.block_tokens > 1:
             first = sample.position % 10
-            return RowResult(plan.row, _DIGITS[first : first + self._script.block_tokens])
+            return _with_logprobs(RowResult(plan.row, _DIGITS[first : first + self._script.block_tokens]), sample)
         drawn = [self._next_id(sample, ids)]
         for index, draft_id in enumerate(plan.draft_ids, 1):
             if draft_id != drawn[-1]:
                 break
             ids.append(draft_id)
             drawn.append(self._next_id(dataclasses.replace(sample, position=sample.position + index), ids))
-        return RowResult(plan.row, tuple(drawn))
+        return _with_logprobs(RowResult(plan.row, tuple(drawn)), sample)
+
+    def _sample_masked(self, plan: RowPlan, sample: SampleSpec, mask: TokenMask, ids: list[int]) -> RowResult:
+        """Answer with the script's id if the mask allows it, else with the lowest that it does, a blank last of all.
+
+        Every fourth position ends what it can, so that texts in JSON are short and their form comes to its end.
+        """
+        try:
+            bits = int.from_bytes(mask.allowed(sample.known_ids), "little")
+        except MaskError as error:
+            return RowResult(plan.row, error=RowError("sampling_failed", f"Sampling failed for this request: {error}"))
+        if not bits:
+            return RowResult(plan.row, error=RowError("sampling_failed", "No id may be drawn next."))
+        wanted = [*(_CLOSERS if sample.position % CLOSING_POSITIONS == 0 else ()), self._next_id(sample, ids)]
+        marks = bits & ~_BLANKS or bits
+        lowest_id = (marks & -marks).bit_length() - 1
+        token_id = next((token_id for token_id in wanted if bits >> token_id & 1), lowest_id)
+        return _with_logprobs(RowResult(plan.row, (token_id,)), sample)
 
     def _next_id(self, sample: SampleSpec, ids: list[int]) -> int:
         if self._script.mode == "digits":
@@ -173,6 +201,18 @@ class MockEngine:
                 raise RuntimeError("scripted crash")
             self._done.wait()
         return None
+
+
+def _with_logprobs(result: RowResult, sample: SampleSpec) -> RowResult:
+    """Add the logprobs that were asked for: each drawn id is certain, any other next to impossible."""
+    num_top = sample.params.logprobs
+    if num_top is None:
+        return result
+    logprobs = []
+    for drawn in result.token_ids:
+        others = [(token_id, IMPOSSIBLE) for token_id in range(num_top + 1) if token_id != drawn]
+        logprobs.append(TokenLogprobs(0.0, [(drawn, 0.0), *others][:num_top]))
+    return dataclasses.replace(result, logprobs=tuple(logprobs))
 
 
 def load(image: ModelImage, *, num_rows: int, context_tokens: int, script: MockScript) -> MockEngine:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_api.backend.engines.base import PrefixCopy, RowPlan, SampleSpec, StepPlan
+from inference_api.backend.engines.base import MaskError, PrefixCopy, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.mock import BLOCK_TOKENS, MockEngine, MockScript
 from inference_api.errors import SettingError
 from inference_api.messages import SamplingParams
@@ -60,6 +60,54 @@ def test_noise_differs_by_seed_choice_and_prompt() -> None:
         for prompt, seed, choice in ((b"hello", 1, 0), (b"hello", 2, 0), (b"hello", 1, 1), (b"hallo", 1, 0))
     ]
     assert len({tuple(ids) for ids in made}) == 4
+
+
+class OnlyMask:
+    """Allow the ids of `allowed_ids`, or end the form if there are none."""
+
+    def __init__(self, *allowed_ids: int) -> None:
+        self.allowed_ids = allowed_ids
+        self.seen: list[tuple[int, ...]] = []
+
+    def allowed(self, ids: Sequence[int]) -> bytes:
+        self.seen.append(tuple(ids))
+        if not self.allowed_ids:
+            raise MaskError("it is over.")
+        return sum(1 << token_id for token_id in self.allowed_ids).to_bytes(33, "little")
+
+
+@pytest.mark.parametrize(
+    ("allowed_ids", "drawn"),
+    [((ord("5"), 1), ord("5")), ((7, 9), 7), (b" \nx", ord("x")), (b" \n", ord("\n")), ((EOS_ID,), EOS_ID)],
+    ids=str,
+)
+def test_a_mask_lets_the_script_speak_where_it_may_and_takes_the_lowest_id_else(
+    allowed_ids: tuple[int, ...], drawn: int
+) -> None:
+    mask = OnlyMask(*allowed_ids)
+    for engine in (_engine(DIGITS), _engine(MockScript.parse("digits", 0.0, ""))):
+        plan = _plan(0, 0, b"hello", num_prompt_tokens=5)
+        sample = dataclasses.replace(plan.sample, known_ids=tuple(b"hello"), mask=mask)
+        (result,) = engine.execute(StepPlan((dataclasses.replace(plan, sample=sample),))).rows
+        assert result.token_ids == (drawn,)
+    assert mask.seen == [tuple(b"hello")] * 2
+
+
+@pytest.mark.parametrize(("prompt", "drawn"), [(b"hell", ord('"')), (b"hello", ord("5"))])
+def test_every_fourth_position_of_a_form_ends_what_it_can(prompt: bytes, drawn: int) -> None:
+    plan = _plan(0, 0, prompt, num_prompt_tokens=len(prompt))
+    sample = dataclasses.replace(plan.sample, mask=OnlyMask(*b'"}45'))
+    (result,) = _engine(DIGITS).execute(StepPlan((dataclasses.replace(plan, sample=sample),))).rows
+    assert result.token_ids == (drawn,)
+
+
+def test_a_form_that_ends_fails_its_row_alone() -> None:
+    plan = _plan(0, 0, b"hello", num_prompt_tokens=5)
+    sample = dataclasses.replace(plan.sample, mask=OnlyMask())
+    rows = (dataclasses.replace(plan, sample=sample), _plan(1, 0, b"hello", num_prompt_tokens=5))
+    first, second = _engine(DIGITS).execute(StepPlan(rows)).rows
+    assert first.error is not None and "it is over." in first.error.message
+    assert second.token_ids == (ord("5"),)
 
 
 def test_a_row_without_a_sample_makes_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inference_api.backend.engines import sampler
-from inference_api.backend.engines.base import RowError, RowResult, SampleSpec
+from inference_api.backend.engines.base import MaskError, RowError, RowResult, SampleSpec
 from inference_api.backend.engines.sampler import Draw, accepted, drafted_specs, row_result
 from inference_api.messages import SamplingParams, TokenLogprobs
 from tests.backend.engines.scalar_sampler import (
@@ -39,6 +39,13 @@ class FormMask:
 
     def allowed(self, ids: Sequence[int]) -> bytes:
         return self.bits[len(ids) % len(self.bits)]
+
+
+class EndedMask:
+    """A mask whose form can go no further, and says why."""
+
+    def allowed(self, ids: Sequence[int]) -> bytes:
+        raise MaskError("it is too complex.")
 
 
 @dataclasses.dataclass
@@ -247,6 +254,7 @@ def faulted(kind: str, logits: torch.Tensor, specs: list[SampleSpec], row: int, 
         specs[row] = dataclasses.replace(specs[row], params=plain(temperature=1.0).params, position="x")
     else:
         masks = {"mask raises": BrokenMask(), "short mask": FormMask([b"\xff"]), "long mask": FormMask([b"\1" * vocab])}
+        masks["form ended"] = EndedMask()
         masks["nothing allowed"] = FormMask([bytes((vocab + 7) // 8)])
         specs[row] = dataclasses.replace(specs[row], mask=masks[kind])
 
@@ -258,6 +266,7 @@ FAULTS = {
     "all -inf": "NaN or infinite",
     "position": "TypeError",
     "mask raises": "Sampling failed for this request: ValueError",
+    "form ended": "Sampling failed for this request: it is too complex.",
     "short mask": "1 bytes, where 102 hold the vocabulary",
     "long mask": "812 bytes, where 102",
     "nothing allowed": "rule all of them out",

@@ -1,0 +1,1 @@
+"""The description of every route, and the page that shows it."""

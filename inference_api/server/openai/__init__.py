@@ -1,0 +1,1 @@
+"""The OpenAI surface: `/v1/chat/completions`, `/v1/completions`, `/v1/models`."""

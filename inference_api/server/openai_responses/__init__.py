@@ -1,0 +1,1 @@
+"""The routes that speak OpenAI's Responses API, without its memory: nothing of a response is stored."""

@@ -1,0 +1,131 @@
+"""Own the TGI routes: `/generate`, `/generate_stream`, and `POST /`, which is one of them as its body says.
+
+Runs in PROCESS 1. Authentication is done: parse, tokenize, submit, answer whole or token by token.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from flask import Blueprint, Response, request
+
+from inference_api.errors import InvalidRequestError, RefusedCallError
+from inference_api.server.bodies import parse_body
+from inference_api.server.choices import likeliest
+from inference_api.server.context import ServerContext, start_choices
+from inference_api.server.event_stream import event_response
+from inference_api.server.generation_request import GenerationRequest
+from inference_api.server.json_body import DuplicateMemberError, parse_json
+from inference_api.server.responses import json_response
+from inference_api.server.tgi.answers import Report, TokenEvents, whole_answer
+from inference_api.server.tgi.bodies import GenerateBody, GenerateParameters
+from inference_api.server.tgi.requests import check_together, make_request
+
+
+def make_tgi_blueprint(context: ServerContext) -> Blueprint:
+    """Return the routes."""
+    blueprint = Blueprint("tgi", __name__)
+    routes = TgiRoutes(context)
+    blueprint.add_url_rule("/generate", "generate", routes.generate, methods=["POST"])
+    blueprint.add_url_rule("/generate_stream", "generate_stream", routes.generate_stream, methods=["POST"])
+    blueprint.add_url_rule("/", "root", routes.root, methods=["POST"])
+    return blueprint
+
+
+class TgiRoutes:
+    """The view functions over one ServerContext."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    def generate(self) -> Response:
+        """Continue a text; answer once it is whole."""
+        body = _parse()
+        _check_stream(body, streams=False)
+        return json_response(200, self._whole(body))
+
+    def generate_stream(self) -> Response:
+        """Continue a text, an event a token."""
+        body = _parse()
+        _check_stream(body, streams=True)
+        return self._stream(body)
+
+    def root(self) -> Response:
+        """Continue a text as `stream` says; a whole answer is a list of one, as the hub's API has it."""
+        if not _has_inputs():
+            raise RefusedCallError(
+                'POST / takes a JSON object with "inputs", and optionally "parameters" and "stream", as'
+                " text-generation-inference does; send Content-Type: application/json.",
+                HTTPStatus.BAD_REQUEST,
+            )
+        body = _parse()
+        return self._stream(body) if body.stream else json_response(200, [self._whole(body)])
+
+    def _whole(self, body: GenerateBody) -> dict[str, object]:
+        parameters = body.given
+        check_together(parameters, streams=False)
+        shows_prompt_tokens = bool(parameters.decoder_input_details)
+        details = bool(parameters.details) or shows_prompt_tokens
+        generation = self._request(body.inputs, parameters, reports_tokens=details)
+        choices = start_choices([generation], self._context)
+        try:
+            answers = choices.answers()
+        finally:
+            choices.close()
+        report = _report(body.inputs, parameters, generation, details=details, shows_prompt_tokens=shows_prompt_tokens)
+        return whole_answer(likeliest(answers, len(answers), len(answers)), report, self._context.tokenizer)
+
+    def _stream(self, body: GenerateBody) -> Response:
+        parameters = body.given
+        check_together(parameters, streams=True)
+        generation = self._request(body.inputs, parameters, reports_tokens=True)
+        report = _report(body.inputs, parameters, generation, details=bool(parameters.details))
+        writer = TokenEvents(report, self._context.tokenizer)
+        return event_response(start_choices([generation], self._context), writer, self._context.settings)
+
+    def _request(self, inputs: str, parameters: GenerateParameters, *, reports_tokens: bool) -> GenerationRequest:
+        token_ids = self._context.tokenizer.encode(inputs, field="inputs")
+        return make_request(parameters, token_ids, self._context.limits, reports_tokens=reports_tokens)
+
+
+def _parse() -> GenerateBody:
+    return parse_body(GenerateBody, request.get_data(), request.headers.get("Content-Type"))
+
+
+def _has_inputs() -> bool:
+    """Tell whether the body is meant for TGI; of any other fault it has, parsing it tells."""
+    if request.mimetype != "application/json":
+        return False
+    try:
+        given = parse_json(request.get_data())
+    except DuplicateMemberError:
+        return True
+    except ValueError:
+        return False
+    return isinstance(given, dict) and "inputs" in given
+
+
+def _check_stream(body: GenerateBody, *, streams: bool) -> None:
+    if body.stream is not None and body.stream != streams:
+        other, does = ("/generate", "streams") if streams else ("/generate_stream", "does not stream")
+        raise InvalidRequestError(
+            f"stream: is {str(body.stream).lower()}, but this route {does}; use {other}.", "stream"
+        )
+
+
+def _report(
+    inputs: str,
+    parameters: GenerateParameters,
+    generation: GenerationRequest,
+    *,
+    details: bool,
+    shows_prompt_tokens: bool = False,
+) -> Report:
+    return Report(
+        prompt=inputs if parameters.return_full_text else "",
+        details=details,
+        num_top_tokens=parameters.top_n_tokens or 0,
+        prompt_ids=generation.token_ids,
+        seed=generation.sampling.seed if parameters.draws else None,
+        shows_prompt_tokens=shows_prompt_tokens,
+    )

@@ -194,7 +194,7 @@ def test_the_client_is_watched_until_the_last_end_though_the_first_has_ended(mak
     choices.close()
 
 
-def test_a_client_that_leaves_while_they_are_submitted_leaves_none_running(make, fake_client, pair) -> None:
+def events_of_a_client_that_leaves_during_the_second_submit(choices, num_submits, fake_client, pair) -> list[str]:
     client, server = pair
     fake_client.pieces, fake_client.end = [], None
     accept, events, left = fake_client.submit, [], threading.Event()
@@ -212,30 +212,18 @@ def test_a_client_that_leaves_while_they_are_submitted_leaves_none_running(make,
 
     fake_client.submit, fake_client.abort = submit, abort
     with pytest.raises(ClientLeftError):
-        make().start(submits(3), server)
+        choices.start(submits(num_submits), server)
+    return events
+
+
+def test_a_client_that_leaves_while_they_are_submitted_leaves_none_running(make, fake_client, pair) -> None:
+    events = events_of_a_client_that_leaves_during_the_second_submit(make(), 3, fake_client, pair)
     assert events[:2] == ["submit", "abort"] and events[-1] == "abort", "the later ones would run on, read by nobody"
     assert events.count("submit") == 2, "nobody would read the third"
 
 
 def test_a_client_that_leaves_while_the_last_one_is_submitted_leaves_none_running(make, fake_client, pair) -> None:
-    client, server = pair
-    fake_client.pieces, fake_client.end = [], None
-    accept, events, left = fake_client.submit, [], threading.Event()
-
-    def submit(submit: Submit, on_news: Callable[[], None] | None = None):
-        if submit.choice == 1:
-            client.close()
-            assert left.wait(WAIT_SECONDS)
-        events.append("submit")
-        return accept(submit, on_news)
-
-    def abort(request_id: str, tenant: str) -> None:
-        events.append("abort")
-        left.set()
-
-    fake_client.submit, fake_client.abort = submit, abort
-    with pytest.raises(ClientLeftError):
-        make(2).start(submits(2), server)
+    events = events_of_a_client_that_leaves_during_the_second_submit(make(2), 2, fake_client, pair)
     assert events.count("submit") == 2 and events[-1] == "abort"
 
 

@@ -20,7 +20,8 @@ ARG PIP_EXTRA_INDEX_URL=
 # Tests and what only a compiler needs are a fifth of the packages' size; torch asks for its torch_shm_manager at import.
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-print(*project["dependencies"], *project["optional-dependencies"]["model"], sep="\n")' >requirements.txt \
+extras = project["optional-dependencies"]; \
+print(*project["dependencies"], *extras["model"], *extras["otel"], sep="\n")' >requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt \
  && find /opt/venv -type d -name tests -prune -exec rm -rf {} + \
  && cd /opt/venv/lib/python3*/site-packages/torch && rm -rf include test \

@@ -10,8 +10,10 @@
     │   ├── UnauthenticatedError      401 no valid identity
     │   ├── ForbiddenError            403 identity without the scope
     │   ├── NotFoundError             404 unknown, or another tenant's
+    │   │   └── UnknownModelError     404 a model that is not served
     │   ├── AbortedError              409 ended by DELETE
     │   │   └── ClientLeftError       nobody is there to read an answer
+    │   ├── KeyReusedError            409 an idempotency key stands for another call
     │   ├── BodyTooLargeError         413
     │   └── RefusedCallError          4xx that HTTP itself asks for, such as 405
     └── UnavailableError              not the caller's fault, worth a retry
@@ -97,6 +99,12 @@ class NotFoundError(RequestError):
     status = 404
 
 
+class UnknownModelError(NotFoundError):
+    """Answer for a model that is not served; the text names those that are."""
+
+    code = "model_not_found"
+
+
 class AbortedError(RequestError):
     """Answer for a request that its tenant aborted before it had said anything."""
 
@@ -108,6 +116,13 @@ class ClientLeftError(AbortedError):
     """End a request whose client has sent FIN: nothing is written to it any more."""
 
     code = "client_left"
+
+
+class KeyReusedError(RequestError):
+    """Refuse a call whose idempotency key stands for another one: with it nothing is made twice."""
+
+    code = "idempotency_key_reused"
+    status = 409
 
 
 class BodyTooLargeError(RequestError):

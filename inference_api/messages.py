@@ -11,7 +11,9 @@ import enum
 
 import msgspec
 
-WIRE_VERSION = 3
+from inference_api.sampling_params import SamplingParams, TokenLogprobs
+
+WIRE_VERSION = 4
 """Raised with every incompatible change; it is the byte in front of each frame."""
 
 
@@ -33,6 +35,10 @@ class RefusalReason(enum.StrEnum):
     TOO_LONG = "too_long"
     WARMING = "warming"
     BAD_GRAMMAR = "bad_grammar"
+    KEY_REUSED = "key_reused"
+    """The idempotency key stands for another call."""
+    NO_EMBEDDINGS = "no_embeddings"
+    """The engine makes none."""
 
 
 class GrammarKind(enum.StrEnum):
@@ -43,6 +49,13 @@ class GrammarKind(enum.StrEnum):
     REGEX = "regex"
     CHOICE = "choice"
     LARK = "lark"
+
+
+class Pooling(enum.StrEnum):
+    """How the hidden states of a prompt become one embedding: their mean, or the last one."""
+
+    MEAN = "mean"
+    LAST = "last"
 
 
 class QueryKind(enum.StrEnum):
@@ -57,44 +70,6 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     """Base of every tagged message."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a row's next id is drawn, in the order of docs/engines.md; what has its default is off and not encoded.
-
-    `top_k` 0 means no limit. The fields of ids hold ids of the vocabulary, without repetition.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    allowed_ids: tuple[int, ...] = ()
-    """The only ids that may be drawn; empty: all."""
-    banned_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    """So many of the most likely ids are reported with each drawn one; None: not even that one's own."""
-
-    @property
-    def reads_known_ids(self) -> bool:
-        """Tell whether a draw depends on the sequence's earlier ids beyond the logits."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-
-class TokenLogprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The natural logarithms of probabilities at one position: the drawn id's, and the `top` most likely ids'.
-
-    Of the model's own distribution, before any sampling parameter; `top` descends, equal ones by ascending id.
-    """
-
-    logprob: float
-    top: list[tuple[int, float]]
-
-
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The form that a whole completion must keep to.
 
@@ -106,6 +81,15 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     text: str = ""
     field: str = ""
     """The request's member that it came from: a refusal names it."""
+
+
+class IdempotencyKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A tenant's name for a call, and the SHA-256 of what it asks for: one name, one call."""
+
+    key: str
+    digest: bytes
+    part: int = 0
+    """Which one it is of the call's generations."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,13 +133,29 @@ class Submit(Message, frozen=True, tag="submit"):
     """The model's own ends are ids like any other; `stop_ids` still end."""
     grammar: Grammar | None = None
     """Beside neither `min_tokens` nor `ignore_eos`: what has its form must be able to end."""
+    priority: int = 0
+    """The lowest comes first among the tenant's own requests that wait; other tenants' places it does not touch."""
+    pooling: Pooling | None = None
+    """Ask for the prompt's embedding and no completion: `max_tokens` is 0."""
+    prompt_logprobs: int | None = None
+    """So many of the most likely ids are reported beside each prompt id but the first; `max_tokens` may then be 0."""
+    batches: bool = False
+    """It may wait for others like it within the batch window, where there is one."""
+    idempotency: IdempotencyKey | None = None
+    created: int = 0
+    """The call's own Unix time in seconds, which every repetition of it is told again; 0: of no interest."""
+    call_id: str = ""
+    """Tells this call from others that repeat it and share its request id."""
+    mu: float | None = None
+    """Mirostat's state after the ids that an earlier attempt delivered, as their last SequenceOutput told it."""
 
 
 class Abort(Message, frozen=True, tag="abort"):
-    """End every session of a tenant's request; unknown ones are ignored."""
+    """End every session of a tenant's request, or of one call that shares it with others; unknown ones are ignored."""
 
     request_id: str
     tenant: str
+    call_id: str = ""
 
 
 class Ping(Message, frozen=True, tag="ping"):
@@ -194,6 +194,8 @@ class Ready(Message, frozen=True, tag="ready"):
     num_rows: int
     context_tokens: int
     row_independent: bool
+    embedding_size: int = 0
+    """Numbers of an embedding; 0: the engine makes none."""
     variant: str = ""
     """A development variant of the model in words, such as `layers 2, random weights`."""
 
@@ -204,6 +206,8 @@ class Accepted(Message, frozen=True, tag="accepted"):
     session_id: str
     place: int
     eta_seconds: float
+    created: int = 0
+    """Set if the session repeats an earlier call with its idempotency key: that one's `created`."""
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -240,6 +244,8 @@ class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: ErrorInfo | None = None
     num_cached_tokens: int = 0
     """Prompt ids that were not computed for it: a row of its tenant held them already."""
+    embedding: bytes | None = None
+    """The pooled hidden states as little-endian fp32, not normalised; set with `pooling`."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -256,6 +262,10 @@ class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ar
     token_ids: list[int]
     finished: Finished | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the prompt ids that this step computed, in order; over all outputs one for each but the first id."""
+    mu: float | None = None
+    """Mirostat's state after the last of `token_ids`: beside the ids all that going on elsewhere needs."""
 
 
 class StepOutput(Message, frozen=True, tag="step"):

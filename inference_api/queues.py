@@ -118,6 +118,11 @@ class Connection:
         """Tell whether bytes wait for the socket."""
         return bool(self._backlog)
 
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that wait for the socket."""
+        return self._backlog_bytes
+
     def receive(self) -> list[AnyMessage]:
         """Return the messages that have arrived, without blocking; raise ConnectionLostError at end of file."""
         try:

@@ -113,8 +113,9 @@ class StopMatcher:
 class TextStop:
     """Hold back the end of a stream that may turn out to be a stop, and cut the stream where one begins."""
 
-    def __init__(self, stop_sequences: Sequence[str]) -> None:
-        """Prepare the search; raises ValueError for an empty stop sequence."""
+    def __init__(self, stop_sequences: Sequence[str], *, keeps_stop: bool = False) -> None:
+        """Prepare the search; raises ValueError for an empty stop sequence. `keeps_stop` cuts behind the stop."""
+        self._keeps_stop = keeps_stop
         self._stops = tuple(stop_sequences)
         self._automaton = _Automaton([[ord(char) for char in stop] for stop in self._stops]) if self._stops else None
         self._state = _START
@@ -127,9 +128,9 @@ class TextStop:
         return self._matched
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
-        """Take the next text and return what may be sent now: no part of it can belong to a stop; "" after a match.
+        """Take the next text and return what may be sent now: no part of it can belong to a stop that is not kept.
 
-        A stop that is complete within text that may not end does not count; one may begin in it.
+        It is "" after a match. A stop complete within text that may not end does not count; one may begin in it.
         """
         if self._automaton is None:
             return text
@@ -141,7 +142,7 @@ class TextStop:
             if may_end and self._automaton.pattern[self._state] != _NO_PATTERN:
                 self._matched = self._stops[self._automaton.pattern[self._state]]
                 self._held = ""
-                return pending[: position - len(self._matched)]
+                return pending[: position if self._keeps_stop else position - len(self._matched)]
         # Invariant: held text is the longest suffix that is a prefix of a stop, never a fixed length.
         boundary = len(pending) - self._automaton.depth[self._state]
         self._held = pending[boundary:]

@@ -67,6 +67,12 @@ class Admitter:
                 raise Refusal(403, "scope_missing", f"JWT scope must include '{route.scope.value}'.")
         return Admission(head.method, path, _rebuild_query(query), claims, self._check_framing(head))
 
+    def methods(self, head: RequestHead) -> list[str]:
+        """List the methods of the path that a request names, without asking who calls; raise Refusal."""
+        path, _query = self._split_target(head)
+        self._check_framing(head)
+        return self._table.methods(path)
+
     def _split_target(self, head: RequestHead) -> tuple[str, str]:
         host = head.headers.get("host")
         if host is None and head.version >= (1, 1):

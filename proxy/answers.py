@@ -7,10 +7,10 @@ statuses, not why something was refused. Every message is fixed text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 
-_ERROR_CODE_HEADER = "X-Error-Code"
+ERROR_CODE_HEADER = "X-Error-Code"
 
 
 class Refusal(Exception):
@@ -31,16 +31,16 @@ def error_body(status: int, message: str) -> bytes:
 
 def error_headers(refusal: Refusal) -> list[tuple[str, str]]:
     """List the headers of an error answer; a 401 names the scheme (RFC 9110 section 11.6.1)."""
-    headers = [("Content-Type", "application/json"), (_ERROR_CODE_HEADER, refusal.code), *refusal.headers.items()]
+    headers = [("Content-Type", "application/json"), (ERROR_CODE_HEADER, refusal.code), *refusal.headers.items()]
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         headers.append(("WWW-Authenticate", "Bearer"))
     return headers
 
 
-def raw_error_answer(refusal: Refusal) -> bytes:
-    """Render a whole HTTP/1.1 answer that closes the connection, for requests too broken to reach the app."""
+def raw_error_answer(refusal: Refusal, extra: Iterable[tuple[str, str]] = ()) -> bytes:
+    """Render a whole HTTP/1.1 answer that closes the connection, for requests that the app does not answer."""
     body = error_body(refusal.status, refusal.message)
     lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in error_headers(refusal)]
+    lines += [f"{name}: {value}" for name, value in [*error_headers(refusal), *extra]]
     lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
     return "\r\n".join(lines).encode("latin-1") + body

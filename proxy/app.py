@@ -12,15 +12,17 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, request
 
 from proxy.admission import Admission, Admitter, RequestHead
-from proxy.answers import Refusal, error_headers
+from proxy.answers import ERROR_CODE_HEADER, Refusal, error_headers
 from proxy.auth import Authenticator, mint_assertion
 from proxy.config import Settings
 from proxy.connection import ClientLeft
+from proxy.cors import CrossOrigin
 from proxy.error_bodies import refusal_body
 from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
 from proxy.headers import AnswerFault, answer_headers, identity_headers, upstream_headers, valid_request_id
@@ -71,6 +73,7 @@ class Door:
             trusted_hosts=settings.trusted_hosts,
             max_body_bytes=settings.max_body_bytes,
         )
+        self._cross_origin = CrossOrigin(settings.cors_origins)
         self._window = RequestWindow(settings.requests_per_minute)
         self._upstream = Upstream(
             settings.upstream_url,
@@ -83,7 +86,9 @@ class Door:
         """Answer one request; every way out writes one transaction line when the request has ended."""
         connection = environ["proxy.connection"]
         head = read_head(environ)
-        trace = continue_trace(head.headers.get(TRACEPARENT_HEADER))
+        origin = head.headers.get("origin")
+        connection.error_headers = self._cross_origin.answer_headers(origin, [ERROR_CODE_HEADER])
+        trace = continue_trace(head.headers.get(TRACEPARENT_HEADER), self._settings.trace_sample_ratio)
         path, address = head.target.partition("?")[0], str(environ.get("REMOTE_ADDR", ""))
         transaction = Transaction(path, address, time.monotonic, self._logger, trace.trace_id)
         connection.on_end(lambda: transaction.finish(client_left=connection.left))
@@ -91,17 +96,22 @@ class Door:
         client_id = valid_request_id(head.headers.get("x-request-id"))
         identity = identity_headers(request_id, client_id)
         try:
-            admission = self._admitter.admit(head)
-            transaction.claims = admission.claims
-            if admission.claims is not None:
-                self._window.take(admission.claims.tenant)
-            answer = self._forward(connection, head, admission, request_id, trace)
-            headers = _selected_headers(answer, request_id, client_id)
-            response = self._relay(head, admission, answer, headers, transaction)
+            if self._cross_origin.is_preflight(head.method, head.headers):
+                allowed = self._cross_origin.preflight_headers(head.headers, self._admitter.methods(head))
+                response: Response = RelayedResponse(None, HTTPStatus.NO_CONTENT, [*allowed, *identity])
+            else:
+                admission = self._admitter.admit(head)
+                transaction.claims = admission.claims
+                if admission.claims is not None:
+                    self._window.take(admission.claims.tenant)
+                answer = self._forward(connection, head, admission, request_id, trace)
+                headers = _selected_headers(answer, request_id, client_id)
+                response = self._relay(head, admission, answer, headers, transaction)
         except Refusal as refusal:
             connection.abandon_body()
-            body = refusal_body(path, refusal, request_id)
+            body = refusal_body(path, refusal, request_id, head.headers.get("content-type", ""))
             response = RelayedResponse(body, refusal.status, [*error_headers(refusal), *identity])
+        response.headers.extend(self._cross_origin.answer_headers(origin, response.headers.keys()))
         transaction.status_code = response.status_code
         return response
 

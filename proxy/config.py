@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.auth import derive_internal_key
+from proxy.cors import parse_origins
 
 MIN_SECRET_BYTES = 32
 # Secrets that stand in tutorials, tools and examples: known to everybody, whatever their length.
@@ -51,9 +52,11 @@ class Settings:
     internal_key: bytes = field(repr=False)
     warnings: tuple[str, ...] = ()
     trusted_hosts: frozenset[str] = frozenset()
+    cors_origins: frozenset[str] = frozenset()
     log_format: str = "text"
     max_connections: int = 16384
     requests_per_minute: int = 0
+    trace_sample_ratio: float = 0.0
     max_body_bytes: int = 256 * 1024
     max_buffered_answer_bytes: int = 8 * 1024 * 1024
     header_deadline_seconds: float = 10.0
@@ -66,20 +69,22 @@ class Settings:
     drain_grace_seconds: float = 30.0
 
 
-# Field of Settings -> (environment variable, lowest value). 0 switches the request window off.
-_NUMBERS: Mapping[str, tuple[str, float]] = {
-    "max_connections": ("PROXY_MAX_CONNECTIONS", 1),
-    "requests_per_minute": ("PROXY_REQUESTS_PER_MINUTE", 0),
-    "max_body_bytes": ("PROXY_MAX_BODY_BYTES", 1),
-    "max_buffered_answer_bytes": ("PROXY_MAX_BUFFERED_ANSWER_BYTES", 1),
-    "header_deadline_seconds": ("PROXY_HEADER_DEADLINE_SECONDS", 0.05),
-    "body_deadline_seconds": ("PROXY_BODY_DEADLINE_SECONDS", 0.05),
-    "body_grace_seconds": ("PROXY_BODY_GRACE_SECONDS", 0.05),
-    "body_min_bytes_per_second": ("PROXY_BODY_MIN_BYTES_PER_SECOND", 0),
-    "write_stall_seconds": ("PROXY_WRITE_STALL_SECONDS", 0.05),
-    "connect_timeout_seconds": ("PROXY_CONNECT_TIMEOUT_SECONDS", 0.05),
-    "upstream_timeout_seconds": ("PROXY_UPSTREAM_TIMEOUT_SECONDS", 0.05),
-    "drain_grace_seconds": ("PROXY_DRAIN_GRACE_SECONDS", 0),
+_HIGHEST = 2.0**31 - 1
+# Field of Settings -> (environment variable, lowest value, highest). 0 switches the request window off.
+_NUMBERS: Mapping[str, tuple[str, float, float]] = {
+    "max_connections": ("PROXY_MAX_CONNECTIONS", 1, _HIGHEST),
+    "requests_per_minute": ("PROXY_REQUESTS_PER_MINUTE", 0, _HIGHEST),
+    "trace_sample_ratio": ("PROXY_TRACE_SAMPLE_RATIO", 0, 1),
+    "max_body_bytes": ("PROXY_MAX_BODY_BYTES", 1, _HIGHEST),
+    "max_buffered_answer_bytes": ("PROXY_MAX_BUFFERED_ANSWER_BYTES", 1, _HIGHEST),
+    "header_deadline_seconds": ("PROXY_HEADER_DEADLINE_SECONDS", 0.05, _HIGHEST),
+    "body_deadline_seconds": ("PROXY_BODY_DEADLINE_SECONDS", 0.05, _HIGHEST),
+    "body_grace_seconds": ("PROXY_BODY_GRACE_SECONDS", 0.05, _HIGHEST),
+    "body_min_bytes_per_second": ("PROXY_BODY_MIN_BYTES_PER_SECOND", 0, _HIGHEST),
+    "write_stall_seconds": ("PROXY_WRITE_STALL_SECONDS", 0.05, _HIGHEST),
+    "connect_timeout_seconds": ("PROXY_CONNECT_TIMEOUT_SECONDS", 0.05, _HIGHEST),
+    "upstream_timeout_seconds": ("PROXY_UPSTREAM_TIMEOUT_SECONDS", 0.05, _HIGHEST),
+    "drain_grace_seconds": ("PROXY_DRAIN_GRACE_SECONDS", 0, _HIGHEST),
 }
 
 
@@ -116,6 +121,7 @@ def read_settings(
         internal_key=internal_key,
         warnings=tuple(warnings),
         trusted_hosts=frozenset(environ.get("PROXY_TRUSTED_HOSTS", "").lower().replace(",", " ").split()),
+        cors_origins=_read_cors_origins(environ),
         log_format=_read_log_format(environ),
         **_read_numbers(environ),
     )
@@ -172,6 +178,13 @@ def _read_policy_file(path: str) -> dict[str, Any] | None:
     return policy
 
 
+def _read_cors_origins(environ: Mapping[str, str]) -> frozenset[str]:
+    try:
+        return parse_origins(environ.get("PROXY_CORS_ORIGINS", ""))
+    except ValueError as fault:
+        raise ConfigError(f"PROXY_CORS_ORIGINS: {fault}") from None
+
+
 def _read_log_format(environ: Mapping[str, str]) -> str:
     text = environ.get("LOG_FORMAT") or "text"
     if text not in ("text", "json"):
@@ -181,16 +194,17 @@ def _read_log_format(environ: Mapping[str, str]) -> str:
 
 def _read_numbers(environ: Mapping[str, str]) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
-    for name, (variable, lowest) in _NUMBERS.items():
+    for name, (variable, lowest, highest) in _NUMBERS.items():
         text = environ.get(variable, "")
         if not text:
             continue
         try:
-            number = float(text) if name.endswith(("_second", "_seconds")) else int(text)
+            number = float(text) if name.endswith(("_second", "_seconds", "_ratio")) else int(text)
         except ValueError:
             raise ConfigError(f"{variable} must be a number, got {text[:32]!r}") from None
-        if not lowest <= number < 2**31:
-            raise ConfigError(f"{variable} must be at least {lowest}, got {text[:32]!r}")
+        if not lowest <= number <= highest:
+            bounds = f"at least {lowest}" if highest == _HIGHEST else f"{lowest} to {highest}"
+            raise ConfigError(f"{variable} must be {bounds}, got {text[:32]!r}")
         numbers[name] = number
     return numbers
 

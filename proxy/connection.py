@@ -123,6 +123,8 @@ class ClientConnection:
     def begin_head(self) -> None:
         """Expect the next request's head from now on."""
         self.answer_started = False
+        self.error_headers: list[tuple[str, str]] = []
+        """What the app wants on the answer that the worker gives when the app cannot."""
         self._pace = Pace(self._deadlines.head, self._now())
 
     def begin_request(self, request: Any) -> None:

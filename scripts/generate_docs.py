@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from inference_api import errors  # noqa: E402
 from inference_api.config import SWITCHES, Settings  # noqa: E402
 from inference_api.server.body_fields import Field  # noqa: E402
+from inference_api.server.embeddings import EmbeddingsBody  # noqa: E402
 from inference_api.server.metrics import FAMILIES, VLLM_PREFIX  # noqa: E402
 from inference_api.server.openai.bodies import ChatBody, CompletionBody, SamplingBody  # noqa: E402
 from inference_api.server.validation import MAX_SEED, MAX_SESSION_ID_CHARS, NATIVE_FIELDS, SESSION_ID  # noqa: E402
@@ -68,10 +69,12 @@ def parameters_table() -> str:
 def _bounds(member: Field) -> str:
     if member is SESSION_ID:
         return f"{MAX_SESSION_ID_CHARS} characters"
-    entries = f"{member.max_entries} ids" if member.max_entries else ""
+    entries = f"{member.max_entries} {'ids' if member.entry is int else 'texts'}" if member.max_entries else ""
     if member.bounds is None:
         return entries
     low, high = member.bounds
+    if member.entry is str:
+        return f"{entries} of {low:g} to {high:g} characters"
     return f"{entries}{', ' if entries else ''}{low:g} to {'2^63 - 1' if high == MAX_SEED else f'{high:g}'}"
 
 
@@ -95,6 +98,16 @@ def openai_members_table() -> str:
                 rows.setdefault((name, f"{values} | {member.get('description', '')}"), []).append(place)
     lines = ["| member | in | values | meaning |\n|---|---|---|---|\n"]
     lines += [f"| `{name}` | {', '.join(places)} | {told} |\n" for (name, told), places in rows.items()]
+    return "".join(lines)
+
+
+def embeddings_members_table() -> str:
+    """Return the members of a body of embeddings: what values, meaning."""
+    schema = EmbeddingsBody.model_json_schema()
+    lines = ["| member | values | meaning |\n|---|---|---|\n"]
+    for name, member in schema["properties"].items():
+        if name not in EmbeddingsBody.NO_EFFECT:
+            lines.append(f"| `{name}` | {_told(member, {})} | {member.get('description', '')} |\n")
     return "".join(lines)
 
 
@@ -181,6 +194,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": errors_table,
     "metrics": metrics_table,
     "openai_members": openai_members_table,
+    "embeddings_members": embeddings_members_table,
     "openai_no_effect": openai_no_effect_table,
 }
 PAGES = ("README.md", "docs/frontend.md", "docs/clients.md", "docs/metrics.md")

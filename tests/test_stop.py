@@ -128,6 +128,20 @@ def test_text_before_an_end_may_come_is_never_lost(stops: list[str], early: list
         assert whole.startswith(sent + search.matched)
 
 
+@_unhurried
+@given(_STOPS, _PIECES)
+def test_a_stop_that_is_kept_ends_the_text_and_nothing_comes_after_it(stops: list[str], pieces: list[str]) -> None:
+    cut, kept = TextStop(stops), TextStop(stops, keeps_stop=True)
+    sent = ["".join(search.feed(piece) for piece in pieces) + search.flush() for search in (cut, kept)]
+    assert kept.matched == cut.matched
+    assert sent[1] == sent[0] + (cut.matched or "")
+
+
+def test_a_stop_that_is_kept_is_held_back_until_it_is_complete() -> None:
+    search = TextStop(["abc"], keeps_stop=True)
+    assert [search.feed(piece) for piece in ("xa", "b", "cd", "e")] == ["x", "", "abc", ""]
+
+
 def test_without_stops_all_text_passes_at_once() -> None:
     assert StopMatcher([]).feed(b"anything") is None
     assert StopMatcher([]).held_bytes == 0

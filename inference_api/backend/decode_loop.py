@@ -14,7 +14,8 @@ from typing import Protocol
 from inference_api.backend.engines.base import EMPTY_RESULT, Engine, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.inbox_messages import InboxMessage
 from inference_api.backend.scheduler import Scheduler
-from inference_api.messages import Message, SamplingParams
+from inference_api.messages import Message
+from inference_api.sampling_params import SamplingParams
 
 InboxItem = tuple[str, InboxMessage]
 

@@ -12,7 +12,7 @@ import collections
 from collections.abc import Sequence as Several
 
 from inference_api.backend.sequence import Sequence
-from inference_api.messages import Finished, HistogramView
+from inference_api.messages import Finished, FinishReason, HistogramView
 
 # vllm/v1/metrics/loggers.py (Apache 2.0), the bounds of its histograms of the same names, so that quantiles over both
 # services can be drawn from one query; the finer ones below its first are ours, where a small model's times lie.
@@ -88,12 +88,16 @@ class Figures:
         self.counts[f"finished_{finished.reason}"] += 1
         self._request.observe(timing.queue_seconds + timing.prefill_seconds + timing.decode_seconds)
         self._prompt_tokens.observe(sequence.submit.num_prompt_tokens)
-        self._completion_tokens.observe(finished.num_completion_tokens)
+        if sequence.draws:
+            self._completion_tokens.observe(finished.num_completion_tokens)
         if sequence.started_at is not None:
             self._queue.observe(timing.queue_seconds)
         if sequence.first_token_at is not None:
             self._prefill.observe(timing.prefill_seconds)
             self._decode.observe(timing.decode_seconds)
+        elif finished.reason in (FinishReason.STOP, FinishReason.LENGTH):  # all that was asked for is of its prompt
+            self._prefill.observe(timing.prefill_seconds)
+            self.counts["prefilled_tokens"] += sequence.submit.num_prompt_tokens
 
     def histograms(self) -> dict[str, HistogramView]:
         """Return the histograms by name."""

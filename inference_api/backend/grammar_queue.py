@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from inference_api.backend.engines.base import TokenMask
 from inference_api.backend.grammars import GrammarError
+from inference_api.backend.mask_lanes import FormMask
 from inference_api.messages import Grammar, Submit
 
 logger = logging.getLogger(__name__)
 
 MAX_THREADS = 2
-"""Grammars that compile at once; they take processors from the engine."""
+"""Grammars that compile at once, each of another tenant; they take processors from the engine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,30 +45,35 @@ class Compilation:
     has_begun: bool = False
 
 
-Outcome = TokenMask | GrammarError | Overdue
+Outcome = FormMask | GrammarError | Overdue
 
 
 class GrammarQueue:
-    """Compile grammars in the order in which they come, MAX_THREADS at once.
+    """Compile grammars, MAX_THREADS at once: tenants take turns, one grammar each, and a tenant's own keep their order.
 
     A thread lives as long as one grammar compiles: none is there for requests without one.
     """
 
     def __init__(
         self,
-        compile_grammar: Callable[[Grammar, int], TokenMask],
+        compile_grammar: Callable[[Grammar, int, str], FormMask],
         limit_seconds: float,
         wake: Callable[[], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A grammar may wait `limit_seconds` for a thread, and then take as long. Threads call the first and `wake`."""
+        """A grammar may wait `limit_seconds` for a thread, and then take as long. Threads call the first and `wake`.
+
+        `compile_grammar` gets the grammar, the number of prompt ids and the tenant.
+        """
         self._compile_grammar = compile_grammar
         self._limit_seconds = limit_seconds
         self._wake = wake
         self._now = now
         self._open: list[Compilation] = []
-        self._waiting: collections.deque[Compilation] = collections.deque()
-        self._num_threads = 0
+        self._waiting: dict[str, collections.deque[Compilation]] = {}
+        """By tenant, in the order of their turns."""
+        self._compiling: set[str] = set()
+        """Tenants with a thread; one that was given up still has it."""
         self._done: queue.SimpleQueue[tuple[Compilation, Outcome]] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
@@ -77,7 +82,7 @@ class GrammarQueue:
         """Take in a Submit that asks for `grammar`; `wake` is called once `take_settled` may have it."""
         compilation = Compilation(worker, submit, grammar, place, self._now() + self._limit_seconds)
         self._open.append(compilation)
-        self._waiting.append(compilation)
+        self._waiting.setdefault(submit.tenant, collections.deque()).append(compilation)
         self._start_threads()
 
     def take_settled(self) -> list[tuple[Compilation, Outcome]]:
@@ -86,7 +91,7 @@ class GrammarQueue:
         with contextlib.suppress(queue.Empty):
             while True:
                 compilation, outcome = self._done.get_nowait()
-                self._num_threads -= 1
+                self._end_turn(compilation.submit.tenant)
                 if compilation in self._open:
                     self._open.remove(compilation)
                     settled.append((compilation, outcome))
@@ -117,21 +122,40 @@ class GrammarQueue:
     def _drop(self, compilation: Compilation) -> None:
         self._open.remove(compilation)
         if not compilation.has_begun:
-            self._waiting.remove(compilation)
+            tenant = compilation.submit.tenant
+            self._waiting[tenant].remove(compilation)
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
 
     def _start_threads(self) -> None:
-        while self._waiting and self._num_threads < MAX_THREADS:
-            compilation = self._waiting.popleft()
+        while len(self._compiling) < MAX_THREADS and (compilation := self._take_next()) is not None:
             compilation.has_begun = True
             compilation.deadline = self._now() + self._limit_seconds
-            self._num_threads += 1
+            self._compiling.add(compilation.submit.tenant)
             threading.Thread(target=self._compile, args=(compilation,), name="grammar", daemon=True).start()
+
+    def _take_next(self) -> Compilation | None:
+        """Return the next one of the tenant whose turn it is; None if all that wait have a thread already."""
+        for tenant, line in self._waiting.items():
+            if tenant not in self._compiling:
+                compilation = line.popleft()
+                if not line:
+                    del self._waiting[tenant]
+                return compilation
+        return None
+
+    def _end_turn(self, tenant: str) -> None:
+        """Let others who wait by now come first."""
+        self._compiling.remove(tenant)
+        if tenant in self._waiting:
+            self._waiting[tenant] = self._waiting.pop(tenant)
 
     def _compile(self, compilation: Compilation) -> None:
         """Compile in a thread of its own; whatever happens there is an outcome."""
         outcome: Outcome
         try:
-            outcome = self._compile_grammar(compilation.grammar, compilation.submit.num_prompt_tokens)
+            submit = compilation.submit
+            outcome = self._compile_grammar(compilation.grammar, submit.num_prompt_tokens, submit.tenant)
         except GrammarError as error:
             outcome = error
         except BaseException as error:  # a panic of native code is no Exception

@@ -1,4 +1,4 @@
-"""Name what the intake thread hands to the decode thread: the workers' messages, and two of its own.
+"""Name what the intake thread hands to the decode thread: the workers' messages, and some of its own.
 
 Runs in PROCESS 2. Pure: knows no connections, no queue and no scheduler.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from inference_api.backend.engines.base import TokenMask
+from inference_api.backend.mask_lanes import FormMask
+from inference_api.backend.readers import Readers
 from inference_api.messages import Abort, Dropped, Query, Submit
 
 
@@ -19,11 +20,29 @@ class WorkerGone:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class MaskReady:
+    """Say that a row which sat steps out for its mask may go on."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MaskedSubmit:
     """A Submit with a grammar, and what the grammar was compiled to: a mask for this one sequence."""
 
     submit: Submit
-    mask: TokenMask
+    mask: FormMask
 
 
-InboxMessage = Submit | MaskedSubmit | Abort | Query | Dropped | WorkerGone
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeyedSubmit:
+    """A Submit with an idempotency key, and its session as the first reader.
+
+    One that `follows` computes nothing: it reads what another Submit with its key has made, or makes.
+    """
+
+    submit: Submit
+    readers: Readers
+    mask: FormMask | None = None
+    follows: bool = False
+
+
+InboxMessage = Submit | MaskedSubmit | KeyedSubmit | Abort | Query | Dropped | WorkerGone | MaskReady

@@ -11,15 +11,18 @@ import logging
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
 from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import Inbox
-from inference_api.backend.engines.base import TokenMask
 from inference_api.backend.grammar_queue import Compilation, GrammarQueue, Outcome, Overdue
 from inference_api.backend.grammars import GrammarError
-from inference_api.backend.inbox_messages import MaskedSubmit, WorkerGone
+from inference_api.backend.idempotency import IdempotencyRecords
+from inference_api.backend.inbox_messages import KeyedSubmit, MaskedSubmit, WorkerGone
+from inference_api.backend.mask_lanes import FormMask
+from inference_api.backend.readers import Readers
 from inference_api.messages import (
     WIRE_VERSION,
     Abort,
@@ -39,10 +42,13 @@ from inference_api.messages import (
     SupervisorMessage,
     WorkerMessage,
 )
-from inference_api.queues import Connection, ConnectionLostError, Wakeup, peer_uid
+from inference_api.queues import MAX_BUFFERED_BYTES, Connection, ConnectionLostError, Wakeup, peer_uid
 from inference_api.threads import vital_thread
 
 logger = logging.getLogger(__name__)
+
+MAX_BACKLOG_BYTES = MAX_BUFFERED_BYTES // 4
+"""A worker with so much left to read is told no repetitions: over MAX_BUFFERED_BYTES it would be cut off."""
 
 
 class Intake:
@@ -72,6 +78,7 @@ class Intake:
         self._num_accepted = 0
         self._ready: Ready | None = None
         self._grammars: GrammarQueue | None = None
+        self._keys = IdempotencyRecords(0.0)
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._thread = vital_thread("intake", self._run, lambda: on_stop(1))
@@ -83,12 +90,16 @@ class Intake:
         self._selector.register(self._control, selectors.EVENT_READ, self._read_control)
         self._thread.start()
 
-    def start_serving(self, ready: Ready, grammars: GrammarQueue | None = None) -> None:
+    def start_serving(
+        self, ready: Ready, grammars: GrammarQueue | None = None, keys: IdempotencyRecords | None = None
+    ) -> None:
         """Greet every worker with `ready`, those that wait and those to come, and tell the supervisor.
 
-        `grammars`, whose `wake` is ours, compiles from now on; without it every grammar is refused.
+        `grammars`, whose `wake` is ours, compiles from now on; without it every grammar is refused. `keys` records the
+        calls that have one; without it nothing is remembered after its end.
         """
         self._grammars = grammars
+        self._keys = keys if keys is not None else self._keys
         self._ready = ready
         self.report(ready)
         self.wake()
@@ -181,34 +192,63 @@ class Intake:
                     raise ConnectionLostError(f"speaks version {message.version}")
                 logger.debug("%s is %s", worker, message.worker)
                 self._introduced.add(worker)
-            case Submit():
+            case Submit(idempotency=None):
                 self._submit(worker, message)
+            case Submit():
+                self._submit_keyed(worker, message)
             case Abort() | Query() | Dropped():
                 self._inbox.put(worker, message)
             case Ping():
                 self.send(worker, self._pong(message.ping_id))
 
-    def _submit(self, worker: str, submit: Submit) -> None:
+    def _submit_keyed(self, worker: str, submit: Submit, mask: FormMask | None = None) -> None:
+        """Let a repeated call follow the first one, without a place of its own; take a place for any other.
+
+        With a grammar it comes here twice: the second time with the mask, and with no place.
+        """
+        # What is on record is told at once, and may be long: a worker that has much to read yet gets no more of it.
+        may_follow = self._workers[worker].backlog_bytes <= MAX_BACKLOG_BYTES
+        verdict = self._keys.claim(submit, time.monotonic(), may_follow=may_follow)
+        if verdict.recording is None:
+            self._refuse(worker, submit, verdict.reason, 1.0 if verdict.reason is RefusalReason.QUEUE_FULL else 0.0)
+            return
+        readers = Readers(self._keys, verdict.recording)
+        readers.add(submit, worker)
+        if verdict.is_repeat:
+            self.send(worker, Accepted(submit.session_id, 0, 0.0, verdict.recording.created))
+            self._inbox.put(worker, KeyedSubmit(submit, readers, follows=True))
+        elif submit.grammar is not None and mask is None:
+            self._submit(worker, submit)
+        else:
+            self._submit(worker, KeyedSubmit(verdict.recording.continued(submit), readers, mask))
+
+    def _submit(self, worker: str, message: Submit | KeyedSubmit) -> None:
+        submit = message if isinstance(message, Submit) else message.submit
         place = self._admission.take(len(submit.token_ids))
         ready = self._ready
         if isinstance(place, RefusalReason):
-            self.send(worker, Refused(submit.session_id, place, max(1.0, self._admission.eta_seconds(1))))
+            self._refuse(worker, submit, place, max(1.0, self._admission.eta_seconds(1)))
         elif ready is None:
             self._give_back(submit)
-            self.send(worker, Refused(submit.session_id, RefusalReason.WARMING, 1.0))
+            self._refuse(worker, submit, RefusalReason.WARMING, 1.0)
         elif len(submit.token_ids) > ready.context_tokens or not submit.token_ids:
             self._give_back(submit)
-            self.send(worker, Refused(submit.session_id, RefusalReason.TOO_LONG, 0.0))
-        elif submit.grammar is None:
-            self._accept_submit(worker, submit, place)
+            self._refuse(worker, submit, RefusalReason.TOO_LONG)
+        elif submit.pooling is not None and not ready.embedding_size:
+            self._give_back(submit)
+            self._refuse(worker, submit, RefusalReason.NO_EMBEDDINGS)
+        elif submit.grammar is None or isinstance(message, KeyedSubmit):
+            self._accept_submit(worker, message, place)
         elif self._grammars is None:
             self._refuse_grammar(worker, submit, "cannot be kept to by this backend.")
         else:
             self._grammars.put(worker, submit, submit.grammar, place)
 
-    def _accept_submit(self, worker: str, submit: Submit, place: int, mask: TokenMask | None = None) -> None:
-        self.send(worker, Accepted(submit.session_id, place, self._admission.eta_seconds(place)))
-        self._inbox.put(worker, submit if mask is None else MaskedSubmit(submit, mask))
+    def _accept_submit(self, worker: str, message: Submit | MaskedSubmit | KeyedSubmit, place: int) -> None:
+        submit = message if isinstance(message, Submit) else message.submit
+        created = message.readers.begin() if isinstance(message, KeyedSubmit) else 0
+        self.send(worker, Accepted(submit.session_id, place, self._admission.eta_seconds(place), created))
+        self._inbox.put(worker, message)
 
     def _settle(self, compilation: Compilation, outcome: Outcome) -> None:
         """Answer a Submit whose grammar has been compiled or given up."""
@@ -220,13 +260,29 @@ class Intake:
                 self._refuse_grammar(worker, submit, "takes too long to compile: make it simpler.")
             case Overdue():
                 self._give_back(submit)
-                self.send(worker, Refused(submit.session_id, RefusalReason.QUEUE_FULL, 1.0))
+                self._refuse(worker, submit, RefusalReason.QUEUE_FULL, 1.0)
+            case _ if submit.idempotency is not None:
+                # Another call may have come by the same key meanwhile: the one place is not enough to know what to do.
+                self._give_back(submit)
+                self._submit_keyed(worker, submit, outcome)
             case _:
-                self._accept_submit(worker, submit, compilation.place, outcome)
+                self._accept_submit(worker, MaskedSubmit(submit, outcome), compilation.place)
 
     def _refuse_grammar(self, worker: str, submit: Submit, message: str) -> None:
         self._give_back(submit)
-        self.send(worker, Refused(submit.session_id, RefusalReason.BAD_GRAMMAR, 0.0, message))
+        self._refuse(worker, submit, RefusalReason.BAD_GRAMMAR, message=message)
+
+    def _refuse(
+        self,
+        worker: str,
+        submit: Submit,
+        reason: RefusalReason,
+        retry_after_seconds: float = 0.0,
+        message: str = "",
+    ) -> None:
+        """Refuse a Submit, and with it the record of its call's other generations: a refused call leaves none."""
+        self._keys.withdraw(submit)
+        self.send(worker, Refused(submit.session_id, reason, retry_after_seconds, message))
 
     def _give_back(self, submit: Submit) -> None:
         """Give a place back that was taken for nothing."""

@@ -117,12 +117,13 @@ class RowPool:
         self._begun.clear()
         self._sources.clear()
 
-    def begin(self, owner: RowOwner) -> PrefixCopy | None:
+    def begin(self, owner: RowOwner, *, may_reuse: bool = True) -> PrefixCopy | None:
         """Let `owner` compute a chunk in its row; return the prefix that it begins with, if it gains from one.
 
-        An owner between two chunks may begin again too, with a prefix that another row has computed meanwhile.
+        An owner between two chunks may begin again too, with a prefix that another row has computed meanwhile. One that
+        may not reuse any computes every id itself.
         """
-        prefix = self._longest_prefix(owner) if self._may_search(owner) else None
+        prefix = self._longest_prefix(owner) if may_reuse and self._may_search(owner) else None
         if prefix is not None:
             self._used_at[prefix.source_row] = next(self._uses)
             if prefix.source_row != owner.row:

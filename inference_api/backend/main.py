@@ -25,10 +25,14 @@ from inference_api.backend.engine_choice import EngineChoice, build_obstacle, ch
 from inference_api.backend.engines.base import Engine
 from inference_api.backend.grammar_queue import GrammarQueue
 from inference_api.backend.grammars import GrammarCompiler
+from inference_api.backend.idempotency import IdempotencyRecords
+from inference_api.backend.inbox_messages import MaskReady
 from inference_api.backend.intake import Intake
+from inference_api.backend.mask_lanes import MaskLanes
 from inference_api.backend.memory import check_memory, free_bytes, one_line_shortage
-from inference_api.backend.scheduler import Scheduler, SchedulerOptions, TokenRules
+from inference_api.backend.scheduler import Scheduler
 from inference_api.backend.session_trace import TracedInbox, TracedOutbox
+from inference_api.backend.step_planning import SchedulerOptions, TokenRules
 from inference_api.backend.warmup import warm_up
 from inference_api.config import Settings
 from inference_api.debug_log import DebugLog, StackTrace
@@ -135,14 +139,24 @@ class Backend:
         # Special ids have no text: the server skips them, so a stop sequence cannot match in them either.
         text_bytes = [b"" if token_id in image.special_ids else text for token_id, text in enumerate(image.token_bytes)]
         rules = TokenRules(text_bytes, image.stop_ids)
-        options = SchedulerOptions(settings.kv_tokens, settings.prefix_reuse, settings.draft_tokens)
+        options = SchedulerOptions(
+            settings.kv_tokens,
+            settings.prefix_reuse,
+            settings.draft_tokens,
+            settings.batch_window_seconds,
+            settings.batch_max_requests,
+        )
         scheduler = Scheduler(engine.info, rules, self._admission, budget, options)
         outbox = self._intake if self._debug_log is None else TracedOutbox(self._intake, self._debug_log)
         loop = DecodeLoop(scheduler, engine, self._inbox, outbox)
         self._heartbeat_at = loop.heartbeat_at
         compiler = GrammarCompiler(image, takes_lark=settings.lark_grammars)
-        grammars = GrammarQueue(compiler.compile, settings.grammar_seconds, self._intake.wake)
-        self._intake.start_serving(ready_message(engine, image.variant, choice.reason), grammars)
+        lanes = MaskLanes(lambda: self._inbox.put("", MaskReady()))
+        grammars = GrammarQueue(
+            lambda *grammar: lanes.ahead(compiler.compile(*grammar)), settings.grammar_seconds, self._intake.wake
+        )
+        keys = IdempotencyRecords(settings.idempotency_seconds)
+        self._intake.start_serving(ready_message(engine, image.variant, choice.reason), grammars, keys)
         return loop
 
     def _report(self, loop: DecodeLoop) -> None:
@@ -243,6 +257,7 @@ def ready_message(engine: Engine, variant: str, reason: str = "") -> Ready:
         num_rows=info.num_rows,
         context_tokens=info.context_tokens,
         row_independent=info.row_independent,
+        embedding_size=info.embedding_size,
         variant=variant,
     )
 

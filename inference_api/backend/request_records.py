@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence as Several
+from collections.abc import Iterable
 
 from inference_api.backend.sequence import Sequence
 from inference_api.backend.views import folded_view, request_view
@@ -18,12 +18,21 @@ MAX_ENDED_REQUESTS = 1024
 """Ended requests whose figures can still be asked for."""
 
 
+Ended = dict[int, RequestView]
+"""What has ended of a request, by part: a part of a call with an idempotency key that is gone on with counts once.
+
+Of calls without a key all that has ended is one part, _UNKEYED.
+"""
+
+_UNKEYED = -1
+
+
 @dataclasses.dataclass(slots=True)
 class _OpenRequest:
-    """A request that has not ended: its open sequences, and one view of all that have ended, if any has."""
+    """A request that has not ended: its open sequences, and views of those that have ended."""
 
     sequences: list[Sequence]
-    ended: RequestView | None
+    ended: Ended
 
 
 class RequestRecords:
@@ -31,22 +40,25 @@ class RequestRecords:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _OpenRequest] = {}
-        self._ended: collections.OrderedDict[tuple[str, str], RequestView] = collections.OrderedDict()
+        self._ended: collections.OrderedDict[tuple[str, str], Ended] = collections.OrderedDict()
 
     def add(self, sequence: Sequence) -> None:
         """Record a sequence that has just come, maybe after the others of its request have ended."""
         key = _key(sequence)
         if key not in self._open:
-            self._open[key] = _OpenRequest([], self._ended.pop(key, None))
+            self._open[key] = _OpenRequest([], self._ended.pop(key, {}))
         self._open[key].sequences.append(sequence)
+        if _part(sequence) != _UNKEYED:
+            self._open[key].ended.pop(_part(sequence), None)
 
     def end(self, sequence: Sequence, now: float) -> None:
         """Record that a sequence has finished; the oldest record goes when there are too many."""
         key = _key(sequence)
         request = self._open[key]
         request.sequences.remove(sequence)
-        view = request_view(sequence, now)
-        request.ended = view if request.ended is None else folded_view([request.ended, view])
+        part, view = _part(sequence), request_view(sequence, now)
+        earlier = request.ended.get(part) if part == _UNKEYED else None
+        request.ended[part] = view if earlier is None else folded_view([earlier, view])
         if request.sequences:
             return
         del self._open[key]
@@ -59,7 +71,7 @@ class RequestRecords:
         request = self._open.get((tenant, request_id))
         return list(request.sequences) if request is not None else []
 
-    def view(self, tenant: str, request_id: str, now: float, waiting: Several[Sequence]) -> RequestView | None:
+    def view(self, tenant: str, request_id: str, now: float, waiting: Iterable[Sequence]) -> RequestView | None:
         """Return a tenant's request as it may see it; None if there is none of that name, or no more.
 
         Several sequences, of one call or of calls that share a name, are told as one (`folded_view`): each prompt's ids
@@ -67,10 +79,16 @@ class RequestRecords:
         """
         request = self._open.get((tenant, request_id))
         if request is None:
-            return self._ended.get((tenant, request_id))
-        ended = [request.ended] if request.ended is not None else []
-        return folded_view([*ended, *(request_view(sequence, now, waiting) for sequence in request.sequences)])
+            ended = self._ended.get((tenant, request_id))
+            return folded_view(list(ended.values())) if ended is not None else None
+        views = [request_view(sequence, now, waiting) for sequence in request.sequences]
+        return folded_view([*request.ended.values(), *views])
 
 
 def _key(sequence: Sequence) -> tuple[str, str]:
     return sequence.submit.tenant, sequence.submit.request_id
+
+
+def _part(sequence: Sequence) -> int:
+    idempotency = sequence.submit.idempotency
+    return _UNKEYED if idempotency is None else idempotency.part

@@ -9,8 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from inference_api.backend.engines.base import TokenMask
+from inference_api.backend.byte_breakers import ByteBreakers
+from inference_api.backend.mask_lanes import FormMask
 from inference_api.backend.prompt_lookup import PromptLookup
+from inference_api.backend.readers import Readers
 from inference_api.messages import ErrorInfo, Finished, FinishReason, Submit, Timing
 from inference_api.stop import StopMatcher
 
@@ -30,14 +32,29 @@ class SequenceStatus(enum.Enum):
 class Sequence:
     """One generation. `token_ids` are the known ids; the first `num_computed_tokens` of them are in the KV cache."""
 
-    def __init__(self, submit: Submit, worker: str, now: float, mask: TokenMask | None = None) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        worker: str,
+        now: float,
+        mask: FormMask | None = None,
+        readers: Readers | None = None,
+    ) -> None:
+        """`readers` get what it makes, instead of its own session alone, if it has an idempotency key."""
         self.submit = submit
         self.worker = worker
         self.mask = mask
+        self.readers = readers
         self.token_ids = list(submit.token_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self._num_once_computed = 0
+        self.num_scored_tokens = 0
+        """Prompt ids whose follower's logprobs have been sent: a sequence that computes them again sends none twice."""
+        self.embedding: bytes | None = None
+        self.mu = submit.mu
+        """Mirostat's state after the last draw: like the ids it outlives a row."""
+        self.breakers: ByteBreakers | None = None
         self.row = -1
         self.epoch = 0
         self.status = SequenceStatus.WAITING
@@ -69,6 +86,21 @@ class Sequence:
         return len(self.token_ids) - self.submit.num_prompt_tokens
 
     @property
+    def draws(self) -> bool:
+        """Tell whether it asks for ids at all, and not only for what its prompt tells."""
+        return self.submit.max_tokens > 0
+
+    @property
+    def num_unscored_tokens(self) -> int:
+        """Prompt ids whose follower's logprobs are asked for and not sent yet."""
+        return 0 if self.submit.prompt_logprobs is None else self.submit.num_prompt_tokens - 1 - self.num_scored_tokens
+
+    @property
+    def may_reuse(self) -> bool:
+        """Tell whether ids that another row has computed need not be computed again: nothing else is asked of them."""
+        return self.submit.pooling is None and not self.num_unscored_tokens
+
+    @property
     def may_end(self) -> bool:
         """Tell whether the last id may be an end: min_tokens came before it."""
         return self.num_completion_tokens > self.submit.min_tokens
@@ -94,7 +126,7 @@ class Sequence:
         """The limit that comes first, in seconds after arrival, and what to say when it is over."""
         submit = self.submit
         limits = [(submit.total_seconds, "The request took longer than")]
-        if self.first_token_at is None:
+        if self.first_token_at is None and self.draws:
             limits.append((submit.first_token_seconds, "The first token took longer than"))
         if self.started_at is None:
             limits.append((submit.queue_seconds, "No row became free within"))
@@ -148,8 +180,16 @@ class Sequence:
         """End the sequence and return its terminal event. Called once, by the scheduler."""
         self.status = SequenceStatus.FINISHED
         self.finish_reason, self.error, self.finished_at = reason, error, now
-        stop = self.stop if reason is FinishReason.STOP else None
-        return Finished(reason, self.num_completion_tokens, self.timing(now), stop, error, self.num_cached_tokens)
+        is_stop = reason is FinishReason.STOP
+        return Finished(
+            reason,
+            self.num_completion_tokens,
+            self.timing(now),
+            self.stop if is_stop else None,
+            error,
+            self.num_cached_tokens,
+            self.embedding if is_stop else None,
+        )
 
     def running_seconds(self, now: float) -> float:
         """Return how long ago the sequence got its first row."""

@@ -7,7 +7,7 @@ a TracedOutbox. Gives ids, counts, lengths and times; never a token id.
 from __future__ import annotations
 
 from inference_api.backend.decode_loop import Inbox, Outbox
-from inference_api.backend.inbox_messages import InboxMessage, MaskedSubmit
+from inference_api.backend.inbox_messages import InboxMessage, KeyedSubmit, MaskedSubmit
 from inference_api.debug_log import DebugLog
 from inference_api.messages import Finished, Message, SequenceOutput, StepOutput, Submit
 
@@ -21,7 +21,7 @@ class TracedInbox(Inbox):
 
     def put(self, worker: str, message: InboxMessage) -> None:
         """Add a message; called by the intake thread."""
-        submit = message.submit if isinstance(message, MaskedSubmit) else message
+        submit = message.submit if isinstance(message, MaskedSubmit | KeyedSubmit) else message
         if isinstance(submit, Submit):
             self._debug_log.write(
                 "queued",

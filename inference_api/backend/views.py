@@ -5,6 +5,7 @@ Pure; used by the scheduler alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 
 from inference_api.backend.sequence import Sequence, SequenceStatus
@@ -39,7 +40,7 @@ def row_view(row: int, sequence: Sequence | None, tenant: str, now: float) -> Ro
     )
 
 
-def request_view(sequence: Sequence, now: float, waiting: Several[Sequence] = ()) -> RequestView:
+def request_view(sequence: Sequence, now: float, waiting: Iterable[Sequence] = ()) -> RequestView:
     """Return what one sequence makes its request look like; `waiting` is the queue in which its place is counted.
 
     One that waits has no row. A prompt's ids count with the first of its answers alone: the others share it.

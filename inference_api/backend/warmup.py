@@ -10,7 +10,7 @@ import time
 
 from inference_api.backend.engines.base import Engine, PrefillBudget, RowPlan, SampleSpec, StepPlan
 from inference_api.errors import SettingError
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 
 CHUNK_CANDIDATES = (32, 64, 128, 256, 512)
 """Chunks that are tried, smallest first; the smallest is taken whatever it costs."""

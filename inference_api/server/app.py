@@ -36,7 +36,9 @@ from inference_api.server.backend_client import BackendClient
 from inference_api.server.chat_template import ChatTemplate
 from inference_api.server.context import Call, ServerContext
 from inference_api.server.disconnects import DisconnectWatcher
+from inference_api.server.embeddings import make_embeddings_blueprint
 from inference_api.server.health import make_health_blueprint
+from inference_api.server.idempotency import KEY_HEADER, CallKey, call_digest, check_key
 from inference_api.server.identity import (
     ASSERTION_HEADER,
     Identity,
@@ -52,12 +54,15 @@ from inference_api.server.openai_responses.routes import make_openai_responses_b
 from inference_api.server.output_router import OutputRouter
 from inference_api.server.request_log import RequestLog
 from inference_api.server.responses import unwritten_response
+from inference_api.server.root import make_root_blueprint
 from inference_api.server.surfaces import encode_error
 from inference_api.server.tgi.routes import make_tgi_blueprint
 from inference_api.server.tokenization import make_tokenization_blueprint
 from inference_api.server.tokenizer import Tokenizer
 from inference_api.server.tools.formats import formats_of
+from inference_api.server.tracing import Tracing, make_tracing
 from inference_api.server.validation import NativeLimits
+from inference_api.server.worker import AT_WORKER_END
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +85,8 @@ SCOPES: dict[str, str | None] = {
     "anthropic.count_tokens": "inference",
     "tgi.generate": "inference",
     "tgi.generate_stream": "inference",
-    "tgi.root": "inference",
+    "root.answer": "inference",
+    "embeddings.embed": "inference",
     "tokenization.tokenize": "inference",
     "tokenization.detokenize": "inference",
     "tokenization.apply_template": "inference",
@@ -139,7 +145,7 @@ def end_worker() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def create_app(context: ServerContext, identity: Identity) -> Flask:
+def create_app(context: ServerContext, identity: Identity, tracing: Tracing | None = None) -> Flask:
     """Return the application; raise SettingError if an endpoint declares no scope."""
     app = Flask(__name__, static_folder=None)
     app.secret_key = context.settings.flask_secret or None  # nothing is signed with it, and no cookie is ever set
@@ -151,7 +157,9 @@ def create_app(context: ServerContext, identity: Identity) -> Flask:
     app.register_blueprint(make_openai_blueprint(context))
     app.register_blueprint(make_openai_responses_blueprint(context))
     app.register_blueprint(make_anthropic_blueprint(context))
+    app.register_blueprint(make_embeddings_blueprint(context))
     app.register_blueprint(make_tgi_blueprint(context))
+    app.register_blueprint(make_root_blueprint(context))
     app.register_blueprint(make_tokenization_blueprint(context))
     app.register_blueprint(make_llama_cpp_blueprint(context))
     app.register_blueprint(make_inspection_blueprint(context))
@@ -161,9 +169,13 @@ def create_app(context: ServerContext, identity: Identity) -> Flask:
     request_log = RequestLog()
     app.before_request(request_log.begin)
     app.before_request(lambda: _identify(identity))
+    app.before_request(lambda: _name_by_key(context.settings))
     app.after_request(AnswerHeaders().add)
     app.after_request(request_log.watch)
-    app.register_error_handler(InferenceApiError, lambda error: encode_error(request.path, error))
+    if tracing is not None:
+        app.after_request(tracing.watch)
+        app.extensions[AT_WORKER_END] = [tracing.close]
+    app.register_error_handler(InferenceApiError, lambda error: encode_error(request.path, error, request.mimetype))
     app.register_error_handler(ClientLeftError, unwritten_response)
     app.register_error_handler(HTTPException, lambda error: _http_error(error, context.settings))
     app.register_error_handler(Exception, _unexpected_error)
@@ -180,7 +192,8 @@ def refuse_undeclared_scopes(app: Flask) -> None:
 def create_server_app(settings: Settings) -> Flask:
     """Build a worker's application from the settings: what gunicorn's entry calls."""
     identity = Identity(read_internal_key(settings), time.time, allow_anonymous=settings.insecure_dev)
-    return create_app(make_context(settings), identity)
+    context = make_context(settings)
+    return create_app(context, identity, make_tracing(settings, context.model_names[0]))
 
 
 def _identify(identity: Identity) -> None:
@@ -200,6 +213,18 @@ def _identify(identity: Identity) -> None:
     g.call = Call(request_id, claims, {})
 
 
+def _name_by_key(settings: Settings) -> None:
+    """Name a call by its idempotency key, if it has one and makes something."""
+    value = request.headers.get(KEY_HEADER)
+    call: Call | None = g.get("call")
+    if value is None or call is None or request.method != "POST":
+        return
+    key = check_key(value, settings.idempotency_seconds)
+    digest = call_digest(request.method, request.full_path, request.mimetype, request.get_data())
+    call.key = CallKey(call.claims.tenant, key, digest, call.request_id)
+    call.request_id = call.key.request_id
+
+
 def _http_error(error: HTTPException, settings: Settings) -> Response:
     """Turn Werkzeug's own errors into an error of ours."""
     if isinstance(error, RequestEntityTooLarge):
@@ -213,7 +238,7 @@ def _http_error(error: HTTPException, settings: Settings) -> Response:
         found = RefusedCallError(f"Method {request.method} is not allowed here. Allowed: {allowed}.", 405)
     else:
         found = RefusedCallError(error.description or "The request cannot be served.", error.code or 500)
-    response = encode_error(request.path, found)
+    response = encode_error(request.path, found, request.mimetype)
     for name, value in error.get_headers():
         if name == "Allow":
             response.headers[name] = value
@@ -227,4 +252,4 @@ def _unexpected_error(error: Exception) -> Response:
     """
     frames = "".join(traceback.format_tb(error.__traceback__))
     logger.error("unexpected %s on %s %r\n%s", type(error).__name__, request.method, request.path, frames)
-    return encode_error(request.path, InferenceApiError("Internal error."))
+    return encode_error(request.path, InferenceApiError("Internal error."), request.mimetype)

@@ -24,6 +24,7 @@ from inference_api.errors import (
     BackendLostError,
     DrainingError,
     InvalidRequestError,
+    KeyReusedError,
     OverloadedError,
     PromptTooLongError,
     WarmingError,
@@ -131,13 +132,13 @@ class BackendClient:
             self._forget(submit.session_id)
             if isinstance(error, BackendLostError):
                 # The Submit may have reached the next backend all the same: nobody waits for it there.
-                self.abort(submit.request_id, submit.tenant)
+                self.abort(submit.request_id, submit.tenant, submit.call_id)
             raise
 
-    def abort(self, request_id: str, tenant: str) -> None:
-        """End every session of a request; never blocks, and does nothing without a backend."""
+    def abort(self, request_id: str, tenant: str, call_id: str = "") -> None:
+        """End every session of a request, or of one call that shares it; never blocks; nothing without a backend."""
         with contextlib.suppress(BackendLostError):
-            self._send(Abort(request_id, tenant))
+            self._send(Abort(request_id, tenant, call_id))
 
     def ping(self, timeout_seconds: float) -> Pong | None:
         """Return the intake's Pong, or None if none came in time."""
@@ -257,7 +258,8 @@ class BackendClient:
         if output.finished is not None or not fits:
             self._open.pop(output.session_id, None)
         if not fits and request is not None:
-            self.abort(request.submit.request_id, request.submit.tenant)
+            submit = request.submit
+            self.abort(submit.request_id, submit.tenant, submit.call_id)
 
     def _report_dropped(self) -> None:
         """Tell the backend how many ids belonged to nobody, if there are new ones."""
@@ -305,5 +307,11 @@ def _refusal(refused: Refused, submit: Submit) -> Exception:
         case RefusalReason.BAD_GRAMMAR:
             field = submit.grammar.field if submit.grammar is not None else ""
             return InvalidRequestError(f"{field}: {refused.message}", field)
+        case RefusalReason.KEY_REUSED:
+            return KeyReusedError(
+                "Idempotency-Key: was sent with another method, route or body before; another call needs another key."
+            )
+        case RefusalReason.NO_EMBEDDINGS:
+            return InvalidRequestError("model: makes no embeddings on this engine.", "model")
         case _:
             return PromptTooLongError(f"The backend holds no prompt of {len(submit.token_ids)} tokens.")

@@ -11,7 +11,7 @@ import json
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from inference_api.errors import InvalidRequestError
 from inference_api.server.json_body import DuplicateMemberError, parse_json
@@ -25,14 +25,32 @@ MAX_TOP_LOGPROBS = 20
 MAX_COUNT = 2**31 - 1
 """Of any number of tokens: far above every context, and short enough to be told."""
 
+# OpenAI's bounds, API reference of responses and chat completions, `metadata`.
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
 _MAX_SHOWN_CHARS = 64
 
 TokenId = Annotated[int, Field(ge=0)]
 FormText = Annotated[str, Field(min_length=1)]
 """What says which form an answer has: a JSON schema as text, a regular expression, a grammar."""
 Schema = dict[str, Any]
+EXAMPLE_CONVERSATION = [[{"role": "user", "content": "Hello"}]]
+"""For the description of a body, of which no valid one can be guessed."""
 FormName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Priority = Annotated[int, Field(ge=-100, le=100)]
+PRIORITY_WORDS = "Orders the caller's own waiting requests, lowest first; default 0."
+Deadline = Annotated[float, Field(ge=0.1)]
+DEADLINE_WORDS = "Seconds after which the request fails, at most those of `INFERENCE_API_TOTAL_SECONDS`."
 Body = TypeVar("Body", bound="StrictModel")
 
 
@@ -41,6 +59,17 @@ class StrictModel(BaseModel):
 
     # Built at their first use, which pydantic guards by a lock: no start waits for all of them.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+
+
+def refuse_too_many(given: object, most: int) -> object:
+    """Return what is given as one prompt or several; raises PydanticCustomError for more than `most` of them.
+
+    A list of numbers is one prompt. Left to the types, too long a list would be told as a fault of the last type tried.
+    """
+    if isinstance(given, list) and len(given) > most and isinstance(given[0], str | list):
+        text = "List should have at most {most} items, not {found}"
+        raise PydanticCustomError("too_many", text, {"most": most, "found": len(given)})
+    return given
 
 
 def parse_body(model: type[Body], body: bytes, content_type: str | None) -> Body:

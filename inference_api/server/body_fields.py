@@ -26,7 +26,8 @@ _MAX_SHOWN_CHARS = 64
 class Field:
     """One JSON member: its Python type, its default (None: absent has its own meaning) and its inclusive bounds.
 
-    A list holds token ids; a dict holds a number for each of some token ids, and the bounds are those of the numbers.
+    A list holds token ids, or texts, and then the bounds are those of their lengths; a dict holds a number for each of
+    some token ids, and the bounds are those of the numbers.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Field:
     bounds: tuple[float, float] | None = None
     max_entries: int = 0
     """Of a list or a dict."""
+    entry: type[int] | type[str] = int
+    """Of a list."""
 
 
 def convert(field: Field, given: dict[str, object]) -> Any:
@@ -44,7 +47,7 @@ def convert(field: Field, given: dict[str, object]) -> Any:
         return field.default
     value = given[field.name]
     if field.kind is list and isinstance(value, list):
-        return [_converted(f"{field.name}[{place}]", int, entry) for place, entry in enumerate(value)]
+        return [_converted(f"{field.name}[{place}]", field.entry, entry) for place, entry in enumerate(value)]
     if field.kind is dict and isinstance(value, dict):
         return _by_token_id(field.name, value)
     return _converted(field.name, field.kind, value)
@@ -133,7 +136,10 @@ def check_bounds(field: Field, value: Any, vocab_size: int) -> None:
 def _bounded(field: Field, value: Any, vocab_size: int) -> Iterator[tuple[str, float, tuple[float, float]]]:
     """Yield each number of a value, with its name and its bounds."""
     ids_bounds = (0, vocab_size - 1)
-    if isinstance(value, list):
+    if isinstance(value, list) and field.entry is str:
+        for place, text in enumerate(value):
+            yield f"length of {field.name}[{place}]", len(text), field.bounds or (0, math.inf)
+    elif isinstance(value, list):
         for place, token_id in enumerate(value):
             yield f"{field.name}[{place}]", token_id, ids_bounds
     elif isinstance(value, dict):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from inference_api.errors import ClientLeftError
 from inference_api.messages import NO_TIMING, Finished, FinishReason, Submit
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.generation import Generation, Piece, is_failure, raise_if_failed
 from inference_api.server.token_trail import TokenText
 
@@ -38,6 +39,8 @@ class Answer:
     finished: Finished
     tokens: tuple[TokenText, ...]
     unsent: tuple[TokenText, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of all ids of its prompt but the first, if they were asked for."""
 
 
 class Choices:
@@ -76,6 +79,11 @@ class Choices:
         return len(self._generations)
 
     @property
+    def repeated_created(self) -> int:
+        """Unix time of the call that these repeat; 0: they repeat none."""
+        return self._generations[0].repeated_created
+
+    @property
     def is_running(self) -> bool:
         """Whether an end is still to come."""
         return bool(self._running)
@@ -112,14 +120,18 @@ class Choices:
         """Block for the whole answers, in their order; raises as `next_piece` does."""
         texts: list[list[str]] = [[] for _ in self._generations]
         tokens: list[list[TokenText]] = [[] for _ in self._generations]
+        scores: list[tuple[TokenLogprobs, ...]] = [() for _ in self._generations]
         ends: dict[int, tuple[Finished, tuple[TokenText, ...]]] = {}
+        for generation in self._generations:
+            generation.only_end()
         for choice in self.pieces():
             texts[choice.index].append(choice.piece.text)
             tokens[choice.index] += choice.piece.tokens
+            scores[choice.index] += choice.piece.prompt_logprobs
             if choice.piece.finished is not None:
                 ends[choice.index] = choice.piece.finished, choice.piece.unsent
         return [
-            Answer("".join(texts[index]), ends[index][0], tuple(tokens[index]), ends[index][1])
+            Answer("".join(texts[index]), ends[index][0], tuple(tokens[index]), ends[index][1], scores[index])
             for index in range(len(self._generations))
         ]
 
@@ -147,9 +159,14 @@ class Choices:
             raise ClientLeftError("The client left.")
 
     def _choice(self, index: int, piece: Piece) -> ChoicePiece:
-        return ChoicePiece(index, piece, self._generations[index].num_delivered_tokens)
+        return ChoicePiece(index, piece, self._generations[index].num_read_tokens)
 
     # What a log line of the call tells, as a single generation does.
+
+    @property
+    def generations(self) -> Sequence[Generation]:
+        """All of them, in the order of their answers."""
+        return self._generations
 
     @property
     def abandoned(self) -> bool:

@@ -74,11 +74,12 @@ class DisconnectWatcher:
         """
         with self._lock:
             on_left = self._callbacks.get(handle)
-            if on_left is not None and _has_left(handle):
+            if on_left is not None and has_left(handle):
                 on_left()
 
 
-def _has_left(handle: int) -> bool:
+def has_left(handle: int) -> bool:
+    """Tell whether the peer of the socket with this number has sent FIN or RST; never blocks."""
     poll = select.poll()
     poll.register(handle, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from inference_api.errors import (
@@ -22,6 +23,7 @@ from inference_api.errors import (
     UnavailableError,
 )
 from inference_api.messages import Finished, FinishReason, Submit
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.backend_client import BackendClient
 from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.disconnects import DisconnectWatcher
@@ -37,13 +39,17 @@ _ERRORS: dict[str, type[UnavailableError]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """New text, maybe empty, and the end when it is reached; its ids one by one if logprobs were asked for."""
+    """New text, maybe empty, and the end when it is reached; its ids one by one if logprobs were asked for.
+
+    The prompt's logprobs, of all its ids but the first, come with the first piece, if they were asked for.
+    """
 
     text: str
     finished: Finished | None
     tokens: tuple[TokenText, ...] = ()
     unsent: tuple[TokenText, ...] = ()
     """At the end, beside `tokens`: the ids of which nothing is sent, a stop sequence's and the model's own end."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Generation:
@@ -57,12 +63,16 @@ class Generation:
         self._decoder = decoder
         self._text_stop = text_stop
         self._submit: Submit | None = None
+        self.submitted_at = 0.0
+        """When it was submitted, in monotonic seconds of this process."""
         self._stream: SessionStream | None = None
         self._watch: int | None = None
         self._client_left = threading.Event()
         self._finished: Finished | None = None
         self._num_early_tokens = 0
         self._trail: TokenTrail | None = None
+        self.repeated_created = 0
+        """Unix time of the call that it repeats; 0: it repeats none."""
         self.abandoned = False
         """Whether nobody read it to its end: its client left, or its response was closed before."""
 
@@ -74,12 +84,14 @@ class Generation:
         `on_news` is called by another thread when `next_piece` has something; it must not block.
         """
         self._submit = submit
+        self.submitted_at = time.monotonic()
         self._trail = TokenTrail() if submit.sampling.logprobs is not None else None
         self._num_early_tokens = submit.min_tokens
         if client_socket is not None:
             self._watch = self._watcher.watch(client_socket, self._on_client_left)
         try:
-            self._stream, _ = self._client.submit(submit, on_news)
+            self._stream, accepted = self._client.submit(submit, on_news)
+            self.repeated_created = accepted.created
             if self._client_left.is_set():
                 # The first Abort may have overtaken the Submit, and then it ended nothing.
                 self._abort()
@@ -94,7 +106,9 @@ class Generation:
         """
         if self._stream is None:
             raise RuntimeError("the generation has not been started")
-        delivery = self._stream.read(timeout_seconds)
+        # Ids one by one make the same pieces however they came: the events of a repetition are those of the first call.
+        is_keyed = self._submit is not None and self._submit.idempotency is not None
+        delivery = self._stream.read(timeout_seconds, one_by_one=is_keyed)
         if delivery is None:
             return None
         text = self._text_of(delivery)
@@ -109,7 +123,7 @@ class Generation:
             text += self._text_stop.feed(tail) + self._text_stop.flush()
         tokens = self._tokens_of(text, delivery.finished)
         unsent = self._trail.unsent() if self._trail is not None and delivery.finished is not None else ()
-        return Piece(text, delivery.finished, tokens, tuple(unsent))
+        return Piece(text, delivery.finished, tokens, tuple(unsent), delivery.prompt_logprobs)
 
     def relay(self, sender: ChunkSender) -> None:
         """Have new text sent as it comes, by the thread that it comes to; block until `next_piece` has something.
@@ -119,6 +133,11 @@ class Generation:
         if self._stream is not None:
             self._stream.relay(lambda token_ids: self._send_text(token_ids, sender))
             sender.settle()
+
+    def only_end(self) -> None:
+        """Let nothing wake the request's thread from now on but the end: what has come until then is read at once."""
+        if self._stream is not None:
+            self._stream.only_end()
 
     def wait_finished(self, timeout_seconds: float) -> Finished | None:
         """Block for the terminal event; None if it does not come in time, or the backend never took the request."""
@@ -135,6 +154,16 @@ class Generation:
         return self._stream.row if self._stream is not None else None
 
     @property
+    def generations(self) -> Sequence[Generation]:
+        """Itself: what a call generates is one of these, or several."""
+        return (self,)
+
+    @property
+    def submitted(self) -> Submit | None:
+        """What was asked of the backend; None before `start`."""
+        return self._submit
+
+    @property
     def choice(self) -> int:
         """Which of its prompt's answers it is; 0 before `start`."""
         return self._submit.choice if self._submit is not None else 0
@@ -148,6 +177,11 @@ class Generation:
     def num_delivered_tokens(self) -> int:
         """Ids that have come from the backend so far."""
         return 0 if self._stream is None else len(self._stream.token_ids)
+
+    @property
+    def num_read_tokens(self) -> int:
+        """Ids that `next_piece` has taken in so far."""
+        return 0 if self._stream is None else self._stream.num_read
 
     def pieces(self) -> Iterator[Piece]:
         """Yield pieces up to the end; raise the error that ended the generation, if one did, after its last text."""
@@ -207,7 +241,7 @@ class Generation:
 
     def _abort(self) -> None:
         if self._submit is not None:
-            self._client.abort(self._submit.request_id, self._submit.tenant)
+            self._client.abort(self._submit.request_id, self._submit.tenant, self._submit.call_id)
 
     def _forget_client(self) -> None:
         if self._watch is not None:

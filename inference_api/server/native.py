@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 from flask import Blueprint, Response, request
 
-from inference_api.errors import InferenceApiError, NotFoundError
+from inference_api.errors import InferenceApiError, UnknownModelError
 from inference_api.server.chat_template import ChatMessage
 from inference_api.server.chunk_sender import ChunkSender
 from inference_api.server.context import ServerContext, current_call
 from inference_api.server.generation import Generation, Piece, is_retryable, raise_if_failed
-from inference_api.server.generation_request import GenerationRequest, draw_seed
+from inference_api.server.generation_request import GenerationRequest
 from inference_api.server.responses import PING, event, stream_response
 from inference_api.server.validation import DEFAULT_STOP_TEXT, NativeRequest, distinct, parse_native
 
@@ -71,7 +71,7 @@ class NativeRoutes:
     def _parse(self, model: str, *, allow_rag_context: bool) -> NativeRequest:
         names = self._context.model_names
         if model not in names and model != LEGACY_MODEL_NAME:
-            raise NotFoundError(f"Unknown model '{model}'. Known: {', '.join((*names, LEGACY_MODEL_NAME))}.")
+            raise UnknownModelError(f"Unknown model '{model}'. Known: {', '.join((*names, LEGACY_MODEL_NAME))}.")
         body = request.get_data(cache=False)
         return parse_native(
             body, request.headers.get("Content-Type"), self._context.limits, allow_rag_context=allow_rag_context
@@ -94,7 +94,7 @@ class NativeRoutes:
     def _start(self, native: NativeRequest, token_ids: list[int]) -> Generation:
         context, call = self._context, current_call()
         max_tokens = context.limits.fit_max_tokens(native.max_tokens, len(token_ids), native.min_tokens)
-        seed = draw_seed(native.seed)
+        seed = call.draw_seed(native.seed)
         call.response_headers["X-Inference-Seed"] = str(seed)
         wanted = GenerationRequest(
             token_ids,
@@ -105,9 +105,10 @@ class NativeRoutes:
             min_tokens=native.min_tokens,
             ignore_eos=native.ignore_eos,
         )
-        [submit] = wanted.submits(call.request_id, call.claims.tenant, context.settings)
+        [submit] = call.named(wanted.submits(call.request_id, call.claims.tenant, context.settings))
         call.generation = generation = context.make_generation(token_ids, wanted.stop_sequences)
         generation.start(submit, request.environ.get("gunicorn.socket"))
+        call.note_repetition(generation.repeated_created)
         return generation
 
     def _raw(self, native: NativeRequest, prompt: str, token_ids: list[int]) -> Response:

@@ -12,7 +12,8 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, SequenceOutput, TokenLogprobs
+from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, SequenceOutput
+from inference_api.sampling_params import TokenLogprobs
 
 MAX_ENDED_SESSIONS = 4096
 """Sessions remembered after their end, to tell late ids from foreign ones."""
@@ -20,11 +21,15 @@ MAX_ENDED_SESSIONS = 4096
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a stream has for its reader: ids in order, their logprobs if they were asked for, and the end."""
+    """What a stream has for its reader: ids in order, their logprobs if they were asked for, and the end.
+
+    The prompt's logprobs come with the first one, all of them.
+    """
 
     token_ids: tuple[int, ...]
     finished: Finished | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 _BROKEN = Finished(
@@ -48,26 +53,33 @@ class SessionStream:
         self._relay_error: Exception | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_read = 0
+        self._only_end = False
         self._finished: Finished | None = None
         self._epoch: int | None = None
         self.row: int | None = None
         """The row that the session has, once it has one."""
+        self.mu: float | None = None
+        """Mirostat's state after the ids that have come."""
 
-    def read(self, timeout_seconds: float | None = None) -> Delivery | None:
+    def read(self, timeout_seconds: float | None = None, *, one_by_one: bool = False) -> Delivery | None:
         """Return everything that has come since the last call; block for the first id or the end.
 
-        The very first id is returned alone, so that it leaves at once. Returns None if nothing came in time.
+        The very first id is returned alone, so that it leaves at once, and with `one_by_one` so are all. Returns None
+        if nothing came in time.
         """
         with self._lock:
             if not self._condition.wait_for(self._has_news, timeout_seconds):
                 return None
-            end = 1 if self._num_read == 0 else len(self._token_ids)
+            num_news = len(self._token_ids) - self._num_read
+            end = self._num_read + (min(1, num_news) if one_by_one or self._num_read == 0 else num_news)
             token_ids = tuple(self._token_ids[self._num_read : end])
             logprobs = tuple(self._logprobs[self._num_read : end])
+            prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
             self._num_read += len(token_ids)
             is_read_up = self._num_read == len(self._token_ids)
-            return Delivery(token_ids, self._finished if is_read_up else None, logprobs)
+            return Delivery(token_ids, self._finished if is_read_up else None, logprobs, prompt_logprobs)
 
     def relay(self, take: Callable[[tuple[int, ...]], bool]) -> None:
         """Let the delivering thread hand ids to `take` as they come, instead of waking this one for each of them.
@@ -99,6 +111,11 @@ class SessionStream:
                 self._relay_error = error
             self._wake_reader()
 
+    def only_end(self) -> None:
+        """Wake the reader for the end alone from now on: it wants the whole."""
+        with self._lock:
+            self._only_end = True
+
     def wait_finished(self, timeout_seconds: float) -> Finished | None:
         """Block for the terminal event, which `read` may not have returned yet; None if it did not come in time."""
         with self._lock:
@@ -110,6 +127,11 @@ class SessionStream:
         """All ids delivered so far."""
         return self._token_ids
 
+    @property
+    def num_read(self) -> int:
+        """Ids that its reader has."""
+        return self._num_read
+
     def deliver(self, output: SequenceOutput) -> bool:
         """Take an output that fits (next index, same row owner); return False if it is not this stream's next one."""
         with self._lock:
@@ -120,8 +142,12 @@ class SessionStream:
                 return False
             self._token_ids.extend(output.token_ids)
             self._logprobs.extend(output.logprobs or ())
+            self._prompt_logprobs.extend(output.prompt_logprobs or ())
             self._finished = output.finished
-            if self._relay is None or output.finished is not None:
+            self.mu = output.mu if output.mu is not None else self.mu
+            # What a step has scored of a prompt waits for the first id: nobody is woken for it.
+            is_wanted = self._relay is None and not self._only_end and bool(output.token_ids)
+            if output.finished is not None or is_wanted:
                 self._wake_reader()
             return True
 

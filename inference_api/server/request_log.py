@@ -21,7 +21,7 @@ from inference_api.server.choices import Choices
 from inference_api.server.context import Call
 from inference_api.server.generation import Generation
 from inference_api.server.inspection import tokens_per_second
-from inference_api.server.trace_context import TRACEPARENT_HEADER, read_trace_id
+from inference_api.server.trace_context import TRACEPARENT_HEADER, Trace, read_trace
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,14 @@ PROBES = frozenset({"health.root", "health.health", "health.live", "health.ready
 class Entry:
     """What is known of a call when its response is made; the rest is its generation's end."""
 
-    level: int
     method: str
     path: str
+    endpoint: str | None
+    route: str | None
+    """The rule that the path fits, its ids left open; None if it fits none."""
     status: int
     error_code: str | None
-    trace_id: str
+    trace: Trace
     call: Call | None
     began_at: float
 
@@ -55,24 +57,40 @@ class RequestLog:
         self._now = now
 
     def begin(self) -> None:
-        """Start the clock of a call, before anything else is done for it."""
+        """Start the clock of a call, and find its trace, before anything else is done for it."""
         g.began_at = self._now()
+        g.trace = read_trace(request.headers.get(TRACEPARENT_HEADER))
 
     def watch(self, response: Response) -> Response:
         """Have the line written when the response is closed, which is after its last byte, however it ends."""
         level = logging.DEBUG if request.endpoint in PROBES else logging.INFO
         if logger.isEnabledFor(level):
-            status = response.status_code
-            code = None if status < HTTPStatus.BAD_REQUEST else response.headers.get("X-Error-Code") or _code_of(status)
-            trace_id = read_trace_id(request.headers.get(TRACEPARENT_HEADER))
-            entry = Entry(level, request.method, request.path, status, code, trace_id, g.get("call"), g.began_at)
-            response.call_on_close(lambda: self._write(entry))
+            entry = make_entry(response)
+            response.call_on_close(lambda: self._write(level, entry))
         return response
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, level: int, entry: Entry) -> None:
         duration_ms = round((self._now() - entry.began_at) * 1000, 3)
         fields = request_fields(entry, entry.call.generation if entry.call is not None else None)
-        logger.log(entry.level, "request", extra={"fields": {**fields, "duration_ms": duration_ms}})
+        logger.log(level, "request", extra={"fields": {**fields, "duration_ms": duration_ms}})
+
+
+def make_entry(response: Response) -> Entry:
+    """Return what is known of the call that this thread answers."""
+    status = response.status_code
+    return Entry(
+        method=request.method,
+        path=request.path,
+        endpoint=request.endpoint,
+        route=request.url_rule.rule if request.url_rule is not None else None,
+        status=status,
+        error_code=(
+            None if status < HTTPStatus.BAD_REQUEST else response.headers.get("X-Error-Code") or _code_of(status)
+        ),
+        trace=g.trace,
+        call=g.get("call"),
+        began_at=g.began_at,
+    )
 
 
 def request_fields(entry: Entry, generation: Generation | Choices | None) -> dict[str, Value]:
@@ -89,7 +107,7 @@ def request_fields(entry: Entry, generation: Generation | Choices | None) -> dic
         "status": CLIENT_LEFT_STATUS if left else entry.status,
         "tenant": call.claims.tenant if call is not None else None,
         "request_id": call.request_id if call is not None else None,
-        "trace_id": entry.trace_id,
+        "trace_id": entry.trace.trace_id,
         **_figures(generation, finished),
         "finish": _finish(finished) or entry.error_code or ("abort" if left else None),
     }

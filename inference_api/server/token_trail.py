@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from inference_api.messages import TokenLogprobs
+from inference_api.sampling_params import TokenLogprobs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from inference_api.errors import InvalidRequestError
-from inference_api.server.bodies import Body, StrictModel, TokenId, parse_body
+from inference_api.server.bodies import EXAMPLE_CONVERSATION, Body, StrictModel, TokenId, parse_body
 from inference_api.server.chat_template import ChatTemplate
 from inference_api.server.context import ServerContext, check_model
 from inference_api.server.json_body import DuplicateMemberError, parse_json
@@ -24,7 +24,7 @@ from inference_api.server.openai.conversation import turns
 from inference_api.server.openai.requests import known_ids
 from inference_api.server.responses import json_response
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, examples=EXAMPLE_CONVERSATION)]
 
 
 class PromptBody(StrictModel):

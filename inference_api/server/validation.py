@@ -14,10 +14,11 @@ from collections.abc import Collection
 from typing import Any
 
 from inference_api.errors import InvalidRequestError, PromptTooLongError
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.body_fields import Field, check_bounds, convert, shown
 from inference_api.server.ids_left import count_ids_left
 from inference_api.server.json_body import DuplicateMemberError, parse_json
+from inference_api.server.sampler_rules import MAX_BREAKER_CHARS, MAX_BREAKERS, breakers_as_bytes, find_conflict
 
 DEFAULT_STOP_TEXT = "<|endoftext|>"
 """The original's documented default of `stop_sequence`; means the model's own end, whatever the model calls it."""
@@ -28,6 +29,8 @@ MAX_SESSION_ID_CHARS = 128
 # As vLLM 0.32 has them, vllm/v1/worker/gpu/sample/logit_bias.py: so many cost a step next to nothing.
 MAX_LISTED_IDS = 1024
 MAX_STOP_IDS = 128
+MAX_CONTEXT = 2**20
+"""Of what counts back from the end of a text: as many tokens as a context may have."""
 
 # RFC 9110 section 5.5: visible ASCII, blanks only inside; the label goes back in a response header.
 _HEADER_SAFE = re.compile(r"([!-~]([ -~]*[!-~])?)?", re.ASCII)
@@ -59,10 +62,32 @@ NATIVE_FIELDS = (
     ),
     Field("min_tokens", int, 0, "So many tokens come before an end, at most max_tokens.", (0, 2048)),
     Field("ignore_eos", bool, False, "Goes on over the model's own end."),
+    Field("dry_multiplier", float, 0.0, "Loss of tokens that go on with a repetition.", (0.0, 100.0)),
+    Field("dry_base", float, 1.75, "Multiplies it for each further token.", (1.0, 100.0)),
+    Field("dry_allowed_length", int, 2, "So many tokens may be repeated.", (1, MAX_CONTEXT)),
+    Field("dry_penalty_last_n", int, -1, "Looks at so many last tokens; -1: all.", (-1, MAX_CONTEXT)),
+    Field(
+        "dry_sequence_breakers",
+        list,
+        None,
+        "Texts over which no repetition goes on.",
+        (1, MAX_BREAKER_CHARS),
+        MAX_BREAKERS,
+        entry=str,
+    ),
+    Field("top_n_sigma", float, 0.0, "Keeps logits so many standard deviations below the highest.", (-1.0, 100.0)),
+    Field("xtc_probability", float, 0.0, "How often the likeliest tokens are taken out, after typical_p.", (0.0, 1.0)),
+    Field("xtc_threshold", float, 0.1, "Those of this share, but for the least likely of them.", (0.0, 1.0)),
+    Field("mirostat", int, 0, "Keeps the surprise near mirostat_tau: version 1 or 2, in place of top_k.", (0, 2)),
+    Field("mirostat_tau", float, 5.0, "That surprise in bits.", (0.0, 100.0)),
+    Field("mirostat_eta", float, 0.1, "How fast it is held.", (0.0, 1.0)),
     RAG_CONTEXT,
     SESSION_ID,
 )
 """Every member of a native body, in the order in which they are checked."""
+
+_UNLIMITED = {"top_k": 0, "top_p": 1.0}
+"""What these are beside mirostat where a body names none: their defaults would be in its way."""
 
 _SAMPLING_OPTIONS = {
     "min_p": "min_p",
@@ -73,6 +98,15 @@ _SAMPLING_OPTIONS = {
     "logit_bias": "logit_bias",
     "allowed_token_ids": "allowed_ids",
     "banned_token_ids": "banned_ids",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_penalty_last_n",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
 }
 """Members that a body may leave out, and what SamplingParams calls them."""
 
@@ -132,6 +166,17 @@ class NativeRequest:
     stop_token_ids: list[int] | None
     min_tokens: int
     ignore_eos: bool
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str] | None
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
     session_id: str | None
     rag_context: str | None
 
@@ -140,8 +185,12 @@ class NativeRequest:
         options: dict[str, Any] = {}
         for field in NATIVE_FIELDS:
             value = getattr(self, field.name)
-            if field.name in _SAMPLING_OPTIONS and value and value != field.default:
+            if field.name in _SAMPLING_OPTIONS and value != field.default and value not in ([], {}):
                 options[_SAMPLING_OPTIONS[field.name]] = distinct(value) if isinstance(value, list) else value
+        if self.dry_multiplier:
+            options["dry_sequence_breakers"] = breakers_as_bytes(self.dry_sequence_breakers)
+        if self.top_n_sigma > 0:
+            options["top_n_sigma"] = self.top_n_sigma
         return SamplingParams(self.temperature, self.top_k, self.top_p, seed, **options)
 
 
@@ -168,16 +217,24 @@ def parse_native(
     _check_session_id(values["session_id"])
     for name, value in values.items():
         refuse_lone_surrogates(name, value)
+    if values["mirostat"]:
+        values |= {name: off for name, off in _UNLIMITED.items() if name not in given}
     values["stop_sequence"] = _resolve_stop(values["stop_sequence"], limits)
     _refuse_unknown(given, fields)
     values.setdefault("rag_context", None)
     native = NativeRequest(**values)
     _check_ids_left(native, limits)
+    conflict = find_conflict(native.sampling(0))
+    if conflict is not None:
+        raise InvalidRequestError(f"Parameter: {conflict.name} {conflict.reason}")
     return native
 
 
 def refuse_lone_surrogates(name: str, value: object) -> None:
     r"""Raise InvalidRequestError for text that JSON can spell (`"\ud800"`) but Unicode cannot encode."""
+    if isinstance(value, list):
+        for place, entry in enumerate(value):
+            refuse_lone_surrogates(f"{name}[{place}]", entry)
     if isinstance(value, str) and (found := _SURROGATE.search(value)):
         raise InvalidRequestError(
             f"Parameter: {name} has half a surrogate pair (U+{ord(found.group()):04X}) at character {found.start()}."

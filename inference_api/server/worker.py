@@ -26,6 +26,9 @@ _PARSE_ANSWERS = (
     (errors.ParseException, 400, "Request is not valid HTTP."),
 )
 
+AT_WORKER_END = "inference_api.at_worker_end"
+"""Extension of the Flask application: functions to call once the worker has served its last request."""
+
 LINGER_SECONDS = 2.0
 MAX_LINGER_BYTES = 65536
 """How long, and for how many bytes, a peer may go on after our FIN: gunicorn's own numbers (util.close_graceful)."""
@@ -33,6 +36,12 @@ MAX_LINGER_BYTES = 65536
 
 class StreamWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
     """gunicorn's gthread worker, less the lingering on its main thread, and with errors that quote nothing."""
+
+    def run(self) -> None:
+        """Serve until told to stop, then do what the application wants done at the end."""
+        super().run()
+        for ending in self.wsgi.extensions.get(AT_WORKER_END, ()):
+            ending()
 
     def handle(self, conn: Any) -> Any:
         """Serve one request of a connection; runs in a request thread, which lingers if the connection is to close."""

@@ -27,7 +27,10 @@ MODULES = {
     "quality": "quality",
     "independence": "independence",
     "peers": "peers",
+    "api": "api",
 }
+WITH_PEERS = ("peers", "api")
+API_PARTS = ("surfaces", "forms", "embeddings", "window", "load")
 INTERRUPTED_STATUS = 130
 
 
@@ -38,15 +41,18 @@ def main(arguments: list[str] | None = None) -> int:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", dest="size", action="store_const", const="quick", help="about a minute")
     size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="only to see that it runs")
-    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="where `peers` finds or makes its environments")
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="where `peers` and `api` have their environments")
+    parser.add_argument("--part", choices=API_PARTS, help="of `api` only this")
     parser.set_defaults(size="full")
     options = parser.parse_args(arguments)
-    if options.peers and options.name != "peers":
-        parser.error("--peers belongs to the bench `peers`")
-    where = (options.peers,) if options.name == "peers" else ()
+    if options.peers and options.name not in WITH_PEERS:
+        parser.error("--peers belongs to the benches `peers` and `api`")
+    if options.part and options.name != "api":
+        parser.error("--part belongs to the bench `api`")
+    also = {"peers": (options.peers,), "api": (options.peers, options.part)}.get(options.name, ())
     began = time.monotonic()
     try:
-        figures = importlib.import_module(f"benches.{MODULES[options.name]}").run(options.size, *where)
+        figures = importlib.import_module(f"benches.{MODULES[options.name]}").run(options.size, *also)
     except (BenchError, InferenceApiError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1

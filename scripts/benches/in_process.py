@@ -18,11 +18,13 @@ from benches.workload import SEED
 from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import DecodeLoop, Inbox
 from inference_api.backend.main import load_engine
-from inference_api.backend.scheduler import Scheduler, TokenRules
+from inference_api.backend.scheduler import Scheduler
+from inference_api.backend.step_planning import TokenRules
 from inference_api.backend.warmup import warm_up
 from inference_api.config import Settings
-from inference_api.messages import Message, SamplingParams, StepOutput, Submit
+from inference_api.messages import Message, StepOutput, Submit
 from inference_api.model_image import ModelImage
+from inference_api.sampling_params import SamplingParams
 
 WORKER = "worker-1"
 

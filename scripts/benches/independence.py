@@ -20,13 +20,15 @@ from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import DecodeLoop, Inbox
 from inference_api.backend.engines import fused
 from inference_api.backend.engines.base import Engine, PrefillBudget, StepPlan, StepResult
-from inference_api.backend.scheduler import Scheduler, SchedulerOptions, TokenRules
+from inference_api.backend.scheduler import Scheduler
+from inference_api.backend.step_planning import SchedulerOptions, TokenRules
 from inference_api.config import Settings
 from inference_api.engine_artefacts import ARTEFACTS_FOLDER
-from inference_api.messages import Abort, Message, Query, QueryKind, SamplingParams, Snapshot, StepOutput, Submit
+from inference_api.messages import Abort, Message, Query, QueryKind, Snapshot, StepOutput, Submit
 from inference_api.model_image import ModelImage
 from inference_api.model_variant import ModelVariant
 from inference_api.prepare import prepare
+from inference_api.sampling_params import SamplingParams
 
 WORKER = "worker-1"
 NUM_ROWS = 32
@@ -35,6 +37,9 @@ LAYERS = 2
 HISTORY_REQUESTS = 100
 SHORT_SHARE = 0.8
 """Of short answers; the long ones outgrow the room that the scheduler keeps for them, so that rows are taken back."""
+
+MIROSTAT_SHARE = 0.15
+"""Of sampled requests: their draws depend on a state beside the ids, which a row that is taken back must not lose."""
 
 SECONDS = 3600.0
 SIZES = {"full": (5000, 300), "quick": (400, 40), "tiny": (30, 30)}
@@ -61,7 +66,7 @@ class Rig:
         self._running: set[str] = set()
         self._admission = Admission(engine.info.num_rows, HISTORY_REQUESTS, 1 << 30)
         vocab_size = engine.info.vocab_size
-        rules = TokenRules([b""] * vocab_size, frozenset({0}))
+        rules = TokenRules([bytes([token_id % 256]) for token_id in range(vocab_size)], frozenset({0}))
         self._inbox = Inbox()
         scheduler = Scheduler(engine.info, rules, self._admission, budget, options)
         self._loop = DecodeLoop(scheduler, engine, self._inbox, self, now=lambda: 0.0)
@@ -197,7 +202,13 @@ def _submit(chance: random.Random, name: str, prompt: list[int]) -> Submit:
         seed=chance.randrange(1 << 62),
         repetition_penalty=chance.choice([1.0, 1.0, 1.2]),
         min_p=chance.choice([0.0, 0.0, 0.05]),
+        dry_multiplier=chance.choice([0.0, 0.0, 0.8]),
+        dry_sequence_breakers=chance.choice([(), (b"\n", b".")]),
+        xtc_probability=chance.choice([0.0, 0.0, 0.5]),
+        top_n_sigma=chance.choice([0.0, 0.0, 1.5]),
     )
+    if chance.random() < MIROSTAT_SHARE:
+        sampled = SamplingParams(1.0, 0, 1.0, chance.randrange(1 << 62), mirostat=chance.choice([1, 2]))
     return Submit(
         name,
         name,

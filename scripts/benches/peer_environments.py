@@ -16,6 +16,8 @@ from pathlib import Path
 
 from benches.service import BenchError
 
+PINS = Path(__file__).with_name("pins")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerPackage:
@@ -25,6 +27,8 @@ class PeerPackage:
     version: str
     also: tuple[str, ...] = ()
     """Requirements beside the package."""
+    pins: str | None = None
+    """Name of a file in `pins/` with the exact version of all that is installed."""
     dropped: tuple[str, ...] = ()
     """Packages taken away again once all is installed."""
     build_environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -54,6 +58,9 @@ VLLM = PeerPackage(
     dropped=("torchvision", "torchaudio", "torchcodec"),
     module="vllm",
 )
+TRANSFORMERS = PeerPackage("transformers", "5.23.0", pins="transformers", program="transformers")
+GUIDELLM = PeerPackage("guidellm", "0.8.1", pins="guidellm", program="guidellm")
+LOCUST = PeerPackage("locust", "2.47.0", pins="locust", program="locust")
 
 
 def make_environment(package: PeerPackage, folder: Path, *, install: bool = True) -> Path:
@@ -71,6 +78,8 @@ def make_environment(package: PeerPackage, folder: Path, *, install: bool = True
     _run([sys.executable, "-m", "venv", str(environment)], {})
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     pinned = [f"{package.name}=={package.version}", *package.also]
+    if package.pins is not None:
+        pinned += ["--requirement", str(PINS / f"{package.pins}.txt")]
     _run([*pip, "install", "--quiet", *pinned], package.build_environ)
     if package.dropped:
         _run([*pip, "uninstall", "--quiet", "--yes", *package.dropped], {})

@@ -48,7 +48,7 @@ def running_ours(*, context_tokens: int) -> Iterator[OurService]:
     """Run the service until the block ends. Raises BenchError if it does not come up."""
     settings = {"INFERENCE_API_ENGINE": "fused", "INFERENCE_API_CONTEXT_TOKENS": str(context_tokens)}
     with running_model(settings) as service:
-        yield OurService(_parent(service.pids["backend"]), service.direct)
+        yield OurService(parent_of(service.pids["backend"]), service.direct)
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def running_engine(image: ModelImage, log: Path, *, context_tokens: int) -> Iter
         yield contender
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """Return a process's parent (proc_pid_stat(5), field 4)."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from benches.service import BenchError
 from inference_api.backend.engines.base import Engine, RowPlan, StepPlan
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 

@@ -22,8 +22,8 @@ from inference_api.backend.engines import fused
 from inference_api.backend.engines.base import Engine, PrefixCopy, RowPlan, SampleSpec
 from inference_api.config import Settings
 from inference_api.engine_artefacts import ARTEFACTS_FOLDER
-from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
+from inference_api.sampling_params import SamplingParams
 
 BASE = "greedy"
 
@@ -42,6 +42,12 @@ RULES = {
     "min_p": _sampled(min_p=0.05),
     "typical_p": _sampled(typical_p=0.9),
     "penalties": _sampled(temperature=0.0, **PENALTIES),
+    "dry": _sampled(temperature=0.0, dry_multiplier=0.8),
+    "top_n_sigma": _sampled(top_n_sigma=1.0),
+    "xtc": _sampled(xtc_probability=1.0),
+    "top_k_and_xtc": _sampled(top_k=40, xtc_probability=1.0),
+    "mirostat_1": _sampled(mirostat=1),
+    "mirostat_2": _sampled(mirostat=2),
     "logprobs": _sampled(temperature=0.0, logprobs=5),
     "everything": _sampled(0.8, 40, 0.9, min_p=0.05, typical_p=0.9, logit_bias={0: 1.0}, logprobs=5, **PENALTIES),
 }

@@ -1,8 +1,8 @@
 """Be the clients: many streams over raw sockets in one thread, recorded as they arrive and taken apart afterwards.
 
 The client shares the machine with what it measures, so that while streams run it does nothing but epoll, recv and read
-the clock; chunks, texts and counts are worked out once the last byte is in. Knows HTTP/1.1 framing (RFC 9112 section
-7.1) and nothing of what is measured.
+the clock; chunks, texts and counts are worked out once the last byte is in. Knows HTTP/1.1 framing (RFC 9112 sections
+6.2 and 7.1) and nothing of what is measured.
 """
 
 from __future__ import annotations
@@ -31,15 +31,25 @@ class Recording:
     tail: bytes = b""
 
     def parse(self) -> Answer:
-        """Take the answer apart; raise BenchError unless it is a whole, chunked 200."""
+        """Take the answer apart; raise BenchError unless it is a whole 200. One that is not chunked is one chunk."""
         data = b"".join(part for _, part in self.reads)
         head, blank_line, body = data.partition(b"\r\n\r\n")
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): text.strip() for name, _, text in (line.partition(":") for line in lines[1:])}
-        if not blank_line or " 200 " not in lines[0] or headers.get("transfer-encoding") != "chunked":
-            raise BenchError(f"not a chunked 200: {lines[0]!r}, {body[:200]!r}")
-        chunks = _parse_chunks(body, self.reads, len(head) + len(blank_line))
+        if not blank_line or " 200 " not in f"{lines[0]} ":
+            raise BenchError(f"not a 200: {lines[0]!r}, {body[:200]!r}")
+        if headers.get("transfer-encoding") == "chunked":
+            chunks = _parse_chunks(body, self.reads, len(head) + len(blank_line))
+        elif headers.get("content-length") == str(len(body)):
+            chunks = [(self.reads[-1][0], body)]
+        else:
+            raise BenchError(f"neither chunked nor of the length that it says: {lines[0]!r}, {body[:200]!r}")
         return Answer(self.sent_at, self.reads[-1][0], headers, chunks)
+
+    def is_of_its_length(self) -> bool:
+        """Tell whether everything has come of an answer that says how long it is."""
+        head, blank_line, body = b"".join(part for _, part in self.reads).partition(b"\r\n\r\n")
+        return bool(blank_line) and f"\r\ncontent-length: {len(body)}".encode() in head.lower()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,9 +79,9 @@ class Answer:
 
 
 def make_request(target: Target, path: str, body: object) -> bytes:
-    """Return the bytes of a POST that ends its connection."""
-    content = json.dumps(body).encode()
-    headers = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(content))}
+    """Return the bytes of a POST that ends its connection: of JSON, or of plain text where `body` is bytes."""
+    content, kind = (body, "text/plain") if isinstance(body, bytes) else (json.dumps(body).encode(), "application/json")
+    headers = {"Host": "127.0.0.1", "Content-Type": kind, "Content-Length": str(len(content))}
     headers |= {"Connection": "close", **target.headers}
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
     return "\r\n".join(lines).encode() + content
@@ -128,6 +138,8 @@ def _read(sock: socket.socket, recording: Recording) -> bool:
     except ConnectionResetError:
         data = b""
     if not data:
+        if recording.is_of_its_length():
+            return True  # the request asked for the connection's end, so that only such an answer ends with it
         so_far = b"".join(part for _, part in recording.reads)
         raise BenchError(f"an answer broke off after {len(so_far)} bytes: {so_far[:300]!r}")
     recording.reads.append((time.monotonic(), data))

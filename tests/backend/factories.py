@@ -14,7 +14,9 @@ import msgspec
 from inference_api.backend.admission import Admission
 from inference_api.backend.engines.base import EMPTY_RESULT, EngineInfo, PrefillBudget, StepPlan, StepResult
 from inference_api.backend.engines.mock import MockEngine, MockScript
-from inference_api.backend.scheduler import Scheduler, SchedulerOptions, TokenRules, WorkerGone
+from inference_api.backend.inbox_messages import WorkerGone
+from inference_api.backend.scheduler import Scheduler
+from inference_api.backend.step_planning import SchedulerOptions, TokenRules
 from inference_api.messages import (
     Abort,
     Finished,
@@ -22,12 +24,12 @@ from inference_api.messages import (
     QueryKind,
     RefusalReason,
     RequestView,
-    SamplingParams,
     Snapshot,
     StepOutput,
     Submit,
 )
 from inference_api.model_image import MOCK_SPECIALS, ModelImage
+from inference_api.sampling_params import SamplingParams, TokenLogprobs
 
 WORKER = "worker-1"
 EOS_ID = 256
@@ -116,6 +118,7 @@ class Rig:
         self.scheduler = Scheduler(self.engine.info, rules, self.admission, PrefillBudget(*budget), options)
         self.ids: dict[str, list[int]] = collections.defaultdict(list)
         self.ends: dict[str, Finished] = {}
+        self.scores: dict[str, list[TokenLogprobs]] = collections.defaultdict(list)
         self.rows: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)
         self.steps: list[dict[str, StepOutput]] = []
         self.plans: list[StepPlan] = []
@@ -192,6 +195,7 @@ class Rig:
                 assert session_id not in self.ends, "an output after the end"
                 assert output.index == self._known.get(session_id, 0) + len(self.ids[session_id])
                 self.ids[session_id] += output.token_ids
+                self.scores[session_id] += output.prompt_logprobs or []
                 if output.row >= 0:
                     self.rows[session_id].add((output.row, output.epoch))
                 if output.finished is not None:

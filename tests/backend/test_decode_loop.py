@@ -10,7 +10,7 @@ import pytest
 from inference_api.backend.decode_loop import DecodeLoop, Inbox, check_engine
 from inference_api.backend.engines.base import PrefixCopy, StepPlan, StepResult
 from inference_api.backend.engines.mock import MockScript
-from inference_api.backend.scheduler import SchedulerOptions
+from inference_api.backend.step_planning import SchedulerOptions
 from inference_api.messages import Abort, Message, Query, QueryKind, Snapshot, StepOutput
 from tests.backend.factories import DIGITS, WORKER, Rig, make_submit
 

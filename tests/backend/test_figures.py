@@ -15,7 +15,7 @@ from inference_api.backend.figures import (
     Histogram,
     token_bounds,
 )
-from inference_api.backend.scheduler import SchedulerOptions
+from inference_api.backend.step_planning import SchedulerOptions
 from inference_api.messages import HistogramView, QueryKind, Snapshot
 from tests.backend.factories import DIGITS, ECHO, Rig
 

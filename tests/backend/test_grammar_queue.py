@@ -31,9 +31,10 @@ class Bench:
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.queue = GrammarQueue(self._compile, LIMIT_SECONDS, lambda: self.woken.put(None), lambda: self.now)
 
-    def put(self, text: str, worker: str = "worker-1", place: int = 0) -> None:
+    def put(self, text: str, worker: str = "worker-1", tenant: str = "") -> None:
+        """Put a grammar in; each is of another tenant unless the test says whose it is."""
         grammar = Grammar(GrammarKind.REGEX, text)
-        self.queue.put(worker, make_submit(text, grammar=grammar), grammar, place)
+        self.queue.put(worker, make_submit(text, grammar=grammar, tenant=tenant or text), grammar, 0)
 
     def settle(self, count: int = 1) -> dict[str, Outcome]:
         """Wait until `count` threads have told of news; return the outcomes by text."""
@@ -44,8 +45,8 @@ class Bench:
     def settled_now(self) -> dict[str, Outcome]:
         return {one.submit.session_id: outcome for one, outcome in self.queue.take_settled()}
 
-    def _compile(self, grammar: Grammar, num_prompt_tokens: int) -> object:
-        self.compiled.append((grammar.text, num_prompt_tokens))
+    def _compile(self, grammar: Grammar, num_prompt_tokens: int, tenant: str) -> object:
+        self.compiled.append((grammar.text, num_prompt_tokens, tenant))
         if grammar.text.startswith("slow"):
             assert self.released.wait(WAIT_SECONDS)
         if grammar.text.startswith("held"):
@@ -74,7 +75,7 @@ def test_a_compiled_grammar_comes_back_once_with_its_submit_and_place(bench: Ben
     ((compilation, outcome),) = bench.queue.take_settled()
     assert isinstance(compilation, Compilation)
     assert (compilation.worker, compilation.submit, compilation.place) == ("worker-2", submit, 3)
-    assert (outcome, bench.compiled) == ("a", [("a", 5)])
+    assert (outcome, bench.compiled) == ("a", [("a", 5, "alpha")])
     assert bench.queue.take_settled() == []
     assert bench.queue.next_wake() is None
 
@@ -96,7 +97,7 @@ def test_no_more_than_the_bound_compile_at_once_and_the_others_follow_in_order(b
     texts: list[str] = []
     while len(texts) < MAX_THREADS + 2:
         texts += bench.settle()
-    assert [text for text, _ in bench.compiled] == [f"slow-{number}" for number in range(MAX_THREADS + 2)]
+    assert [text for text, *_ in bench.compiled] == [f"slow-{number}" for number in range(MAX_THREADS + 2)]
 
 
 def test_a_slow_grammar_is_given_up_in_time_and_its_late_result_is_dropped(bench: Bench) -> None:
@@ -131,7 +132,7 @@ def test_one_that_found_no_thread_in_time_was_not_slow_itself(bench: Bench) -> N
     assert set(outcomes.values()) == {Overdue(has_begun=True)}
     bench.released.set()
     bench.settle(MAX_THREADS)
-    assert "waits" not in dict(bench.compiled)
+    assert "waits" not in [text for text, *_ in bench.compiled]
 
 
 def test_its_own_time_begins_with_its_thread(bench: Bench) -> None:
@@ -169,3 +170,38 @@ def test_after_the_close_no_thread_wakes_anybody(bench: Bench) -> None:
     bench.released.set()
     thread.join(WAIT_SECONDS)
     assert bench.woken.empty()
+
+
+def test_one_tenant_compiles_one_grammar_at_a_time_and_another_one_meanwhile(bench: Bench) -> None:
+    for number in range(4):
+        bench.put(f"slow-{number}", tenant="alpha")
+    bench.put("quick", tenant="beta")
+    assert bench.settle() == {"quick": "quick"}
+    assert [text for text, *_ in bench.compiled] == ["slow-0", "quick"]
+
+
+def test_tenants_take_turns_however_many_grammars_one_of_them_sends(bench: Bench) -> None:
+    bench.put("held", tenant="gamma")
+    for number in range(3):
+        bench.put(f"slow-{number}", tenant="alpha")
+    bench.put("one", tenant="beta")
+    bench.put("two", tenant="beta")
+    bench.released.set()
+    settled: list[str] = []
+    while len(settled) < 5:
+        settled += bench.settle()
+    assert settled == ["slow-0", "one", "slow-1", "two", "slow-2"]
+
+
+def test_a_tenant_whose_grammar_was_given_up_waits_for_its_thread(bench: Bench) -> None:
+    bench.put("slow", tenant="alpha")
+    bench.now += LIMIT_SECONDS
+    assert bench.settled_now() == {"slow": Overdue(has_begun=True)}
+    bench.put("next", tenant="alpha")
+    bench.put("other", tenant="beta")
+    assert bench.settle() == {"other": "other"}
+    bench.released.set()
+    settled = bench.settle()
+    while not settled:
+        settled = bench.settle()
+    assert settled == {"next": "next"}

@@ -9,7 +9,8 @@ import pytest
 
 from inference_api.backend import grammars
 from inference_api.backend.engines.base import MaskError
-from inference_api.backend.grammars import MAX_COMPILED, MAX_GRAMMAR_BYTES, GrammarCompiler, GrammarError, GrammarMask
+from inference_api.backend.grammar_masks import GrammarMask
+from inference_api.backend.grammars import MAX_COMPILED, MAX_GRAMMAR_BYTES, GrammarCompiler, GrammarError
 from inference_api.messages import Grammar, GrammarKind
 from tests.backend.factories import make_image
 
@@ -146,6 +147,13 @@ def test_the_grammar_that_was_not_asked_for_the_longest_is_built_again(builds: l
     assert builds == forms
     compiler.compile(forms[1], 0)
     assert builds == [*forms, forms[1]]
+
+
+def test_no_tenant_finds_what_another_one_had_compiled(builds: list[Grammar]) -> None:
+    compiler = GrammarCompiler(IMAGE)
+    for tenant in ("alpha", "beta", "alpha", "beta"):
+        compiler.compile(REGEX, 0, tenant)
+    assert builds == [REGEX, REGEX]
 
 
 def test_one_text_of_two_kinds_is_two_grammars(builds: list[Grammar]) -> None:

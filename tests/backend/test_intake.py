@@ -15,8 +15,8 @@ import pytest
 from inference_api.backend import intake as intake_module
 from inference_api.backend.admission import Admission
 from inference_api.backend.decode_loop import Inbox
+from inference_api.backend.inbox_messages import WorkerGone
 from inference_api.backend.intake import Intake
-from inference_api.backend.scheduler import WorkerGone
 from inference_api.messages import (
     WIRE_VERSION,
     Abort,
@@ -26,6 +26,7 @@ from inference_api.messages import (
     Hello,
     Ping,
     Pong,
+    Pooling,
     Query,
     QueryKind,
     Ready,
@@ -155,6 +156,25 @@ def test_a_prompt_that_no_row_can_hold_is_refused_and_keeps_no_place(desk: Desk,
     assert worker.receive() == Refused("s0", RefusalReason.TOO_LONG, 0.0)
     assert desk.admission.num_requests == 0
     assert desk.inbox.drain(0) == []
+
+
+def test_an_embedding_is_refused_where_the_engine_makes_none_and_keeps_no_place(desk: Desk) -> None:
+    desk.intake.start_serving(READY)
+    worker = desk.connect_served()
+    worker.send(make_submit("s0", max_tokens=0, pooling=Pooling.MEAN), make_submit("s1"))
+    assert worker.receive() == Refused("s0", RefusalReason.NO_EMBEDDINGS, 0.0)
+    assert isinstance(worker.receive(), Accepted)
+    assert [message.session_id for _, message in desk.inbox.drain(WAIT_SECONDS)] == ["s1"]
+    assert desk.admission.num_requests == 1
+
+
+def test_an_embedding_is_accepted_where_the_engine_makes_some(desk: Desk) -> None:
+    ready = msgspec.structs.replace(READY, embedding_size=16)
+    desk.intake.start_serving(ready)
+    worker = desk.connect()
+    assert worker.receive() == ready
+    worker.send(make_submit("s0", max_tokens=0, pooling=Pooling.MEAN))
+    assert isinstance(worker.receive(), Accepted)
 
 
 def test_a_drain_refuses_new_work_and_wakes_the_decode_thread(desk: Desk) -> None:

@@ -33,9 +33,9 @@ class FormDesk(Desk):
         self.intake.start_serving(READY, GrammarQueue(self._compile, limit_seconds, self.intake.wake))
         assert self.supervisor.receive() == READY
 
-    def _compile(self, grammar: Grammar, num_prompt_tokens: int) -> object:
+    def _compile(self, grammar: Grammar, num_prompt_tokens: int, tenant: str) -> object:
         assert self.may_compile.wait(WAIT_SECONDS)
-        return self._compiler.compile(grammar, num_prompt_tokens)
+        return self._compiler.compile(grammar, num_prompt_tokens, tenant)
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def desk(tmp_path: Path) -> Iterator[FormDesk]:
     desk.close()
 
 
-def formed(session_id: str = "s0", grammar: Grammar = REGEX) -> Submit:
-    return make_submit(session_id, grammar=grammar)
+def formed(session_id: str = "s0", grammar: Grammar = REGEX, tenant: str = "alpha") -> Submit:
+    return make_submit(session_id, grammar=grammar, tenant=tenant)
 
 
 def test_a_submit_is_accepted_with_the_mask_of_its_grammar(desk: FormDesk) -> None:
@@ -106,7 +106,7 @@ def test_a_grammar_that_found_no_thread_is_told_to_come_again(desk: FormDesk) ->
     desk.serve_grammars(limit_seconds=0.05)
     worker = desk.connect_served()
     desk.may_compile.clear()
-    worker.send(*(formed(f"s{number}") for number in range(3)))
+    worker.send(*(formed(f"s{number}", tenant=f"tenant-{number}") for number in range(3)))
     answers = {answer.session_id: answer for answer in (worker.receive() for _ in range(3))}
     assert [answers[f"s{number}"].reason for number in range(3)] == [
         RefusalReason.BAD_GRAMMAR,

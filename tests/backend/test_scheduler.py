@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from inference_api.backend import request_records
-from inference_api.backend import scheduler as scheduler_module
 from inference_api.backend.engines.base import RowResult, StepResult
 from inference_api.backend.engines.mock import MockScript
-from inference_api.backend.scheduler import WorkerGone
+from inference_api.backend.inbox_messages import WorkerGone
+from inference_api.backend.step_planning import TokenRules
 from inference_api.messages import FinishReason, QueryKind
 from tests.backend.factories import DIGITS, ECHO, EOS_ID, WORKER, Rig
 
@@ -204,7 +204,7 @@ def test_a_stop_across_ids_ends_the_row_and_bills_the_id_that_completes_it() -> 
 
 def test_a_stop_inside_one_id_ends_the_row_at_that_id() -> None:
     rig = Rig(1)
-    rig.scheduler._rules = scheduler_module.TokenRules([b"xxendyy"] * 259, frozenset())
+    rig.scheduler._rules = TokenRules([b"xxendyy"] * 259, frozenset())
     rig.submit("s0", max_tokens=50, stop_sequences=[b"end"])
     rig.run()
     assert len(rig.ids["s0"]) == 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inference_api.backend.engines.base import SampleSpec
-from inference_api.backend.scheduler import SchedulerOptions
-from inference_api.messages import FinishReason, SamplingParams
+from inference_api.backend.step_planning import SchedulerOptions
+from inference_api.messages import FinishReason
+from inference_api.sampling_params import SamplingParams
 from tests.backend.factories import DIGITS, ECHO, EOS_ID, Rig
 
 MODEL_ENDS = frozenset({EOS_ID, 258})

@@ -7,15 +7,20 @@ id, so that every way through a form is gone by chance.
 from __future__ import annotations
 
 import json
+import queue
 import random
 import re
+import threading
 
 import pytest
 
+from inference_api.backend import mask_lanes
 from inference_api.backend.engines.base import MaskError, RowPlan, RowResult, StepPlan, StepResult
+from inference_api.backend.grammar_masks import GrammarMask
 from inference_api.backend.grammars import GrammarCompiler
-from inference_api.backend.inbox_messages import MaskedSubmit
-from inference_api.backend.scheduler import SchedulerOptions
+from inference_api.backend.inbox_messages import MaskedSubmit, MaskReady
+from inference_api.backend.mask_lanes import MaskLanes
+from inference_api.backend.step_planning import SchedulerOptions
 from inference_api.messages import FinishReason, Grammar, GrammarKind, QueryKind
 from tests.backend.factories import DIGITS, EOS_ID, NOISE, Rig, ScriptedEngine, make_image, make_submit
 from tests.backend.json_schemas import keeps_to, make_schema
@@ -23,6 +28,7 @@ from tests.backend.json_schemas import keeps_to, make_schema
 NUM_SCHEMAS = 30
 """Random schemas of each sort; 500 of each take two minutes."""
 
+WAIT_SECONDS = 10.0
 LONG_TOKENS = 300
 CLOSING_IDS = (EOS_ID, *b'"}]')
 
@@ -35,13 +41,22 @@ OBJECT = Grammar(
 NAME = Grammar(GrammarKind.REGEX, "[A-Z][a-z]{2,7}")
 
 
-def submit_formed(rig: Rig, session_id: str, grammar: Grammar, prompt: bytes = b"hello", **changes: object) -> None:
-    """Hand a Submit over with the mask of its grammar, as the intake does."""
+def submit_formed(
+    rig: Rig,
+    session_id: str,
+    grammar: Grammar,
+    prompt: bytes = b"hello",
+    *,
+    lanes: MaskLanes | None = None,
+    **changes: object,
+) -> None:
+    """Hand a Submit over with the mask of its grammar, as the intake does; with `lanes` that is found there."""
     submit = make_submit(session_id, prompt, grammar=grammar, **{"max_tokens": 400, **changes})
     rig.admission.take(len(submit.token_ids))
     rig._known[session_id] = len(submit.token_ids) - submit.num_prompt_tokens
     mask = COMPILER.compile(grammar, submit.num_prompt_tokens)
-    rig.scheduler.apply([("worker-1", MaskedSubmit(submit, mask))], rig.now)
+    found = mask if lanes is None else lanes.ahead(mask)
+    rig.scheduler.apply([("worker-1", MaskedSubmit(submit, found))], rig.now)
 
 
 def figure(rig: Rig, name: str) -> float:
@@ -155,13 +170,101 @@ def test_a_second_attempt_goes_on_where_the_first_one_was_cut() -> None:
     assert rig.ends["s0"].reason is FinishReason.STOP
 
 
-def test_a_form_guesses_nothing_ahead_while_its_neighbour_does() -> None:
-    rig = Rig(2, script=DIGITS, options=SchedulerOptions(draft_tokens=4))
-    submit_formed(rig, "formed", Grammar(GrammarKind.REGEX, "(abc){20}"))
-    rig.submit("free", b"0123456789" * 3, max_tokens=60)
+@pytest.mark.parametrize("seed", range(NUM_SCHEMAS))
+def test_what_a_form_guesses_ahead_changes_no_answer_and_spares_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    schemas = [Grammar(GrammarKind.JSON_SCHEMA, json.dumps(make_schema(rng, bounded=True))) for _ in range(2)]
+    forms = [*schemas, Grammar(GrammarKind.REGEX, "(abcd){9}x"), Grammar(GrammarKind.REGEX, "([a-c]{2} ){12}")]
+    plain, guessing = (Rig(2, context_tokens=1024, options=SchedulerOptions(draft_tokens=count)) for count in (0, 4))
+    for rig in (plain, guessing):
+        for number, form in enumerate(forms):
+            submit_formed(rig, f"s{number}", form, b"ab ac bc" * 3, seed=seed, max_tokens=300)
+        rig.run()
+    assert guessing.ids == plain.ids
+    assert figure(guessing, "accepted_draft_tokens") > 30
+    assert len(guessing.plans) < len(plain.plans)
+
+
+class LateMask:
+    """Allow everything, but later than its step."""
+
+    late = False
+
+    def is_late(self, ids: object) -> bool:
+        return self.late
+
+    def guess(self, ids: object, proposal: object, max_tokens: int) -> tuple[int, ...]:
+        return ()
+
+    def prepare(self, ids: object, draft_ids: object = ()) -> None:
+        assert not self.late
+
+    def allowed(self, ids: object) -> bytes:
+        return b"\xff" * 33
+
+
+def submit_late(rig: Rig) -> LateMask:
+    rig.admission.take(5)
+    mask = LateMask()
+    rig.scheduler.apply([("worker-1", MaskedSubmit(make_submit("late", max_tokens=9), mask))], rig.now)
+    return mask
+
+
+def test_a_row_whose_mask_is_late_sits_out_and_says_in_the_end_what_it_always_says() -> None:
+    prompt = Rig(2)
+    submit_late(prompt)
+    prompt.run()
+    rig = Rig(2)
+    mask = submit_late(rig)
+    rig.submit("other", max_tokens=20)
+    for number in range(40):
+        mask.late = number % 3 > 0
+        rig.step()
+    assert rig.ids["late"] == prompt.ids["late"]
+    assert [len(plan.rows) for plan in rig.plans[:7]] == [2, 1, 1, 2, 1, 1, 2]
+    assert rig.ends["other"].reason is FinishReason.LENGTH
+
+
+def test_a_backend_whose_rows_all_sit_out_waits_until_one_may_go_on() -> None:
+    rig = Rig(2)
+    mask = submit_late(rig)
+    rig.step()
+    assert rig.scheduler.next_wake(rig.now) == 0
+    mask.late = True
+    rig.step()
+    assert rig.scheduler.next_wake(rig.now) == 1
+    rig.scheduler.apply([("", MaskReady())], rig.now)
+    assert rig.scheduler.next_wake(rig.now) == 0
+    mask.late = False
     rig.run()
-    assert {row.row for plan in rig.plans for row in plan.rows if row.draft_ids} == {1}
-    assert answer(rig, "formed") == "abc" * 20
+    assert rig.ends["late"].reason is FinishReason.LENGTH
+
+
+def test_a_slow_form_keeps_the_decode_thread_waiting_once_and_says_what_it_always_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mask_lanes, "SLOW_SECONDS", -1.0)
+    threads: list[str] = []
+    prepare = GrammarMask.prepare
+
+    def noted(mask: GrammarMask, ids: list[int], draft_ids: tuple[int, ...] = ()) -> None:
+        threads.append(threading.current_thread().name)
+        prepare(mask, ids, draft_ids)
+
+    told: queue.SimpleQueue[None] = queue.SimpleQueue()
+    lanes = MaskLanes(lambda: told.put(None))
+    prompt, rig = Rig(1), Rig(1)
+    submit_formed(prompt, "s0", OBJECT)
+    prompt.run()
+    monkeypatch.setattr(GrammarMask, "prepare", noted)
+    submit_formed(rig, "s0", OBJECT, lanes=lanes)
+    while not rig.scheduler.is_empty:
+        if not rig.step().rows:
+            told.get(timeout=WAIT_SECONDS)
+    lanes.close()
+    assert rig.ids == prompt.ids
+    assert threads == ["masks", *["slow masks"] * (len(threads) - 1)]
+    assert len(threads) == len(rig.ids["s0"])
 
 
 def test_max_tokens_cuts_a_form_and_says_so() -> None:
@@ -179,7 +282,7 @@ def test_a_stop_sequence_ends_a_form_where_it_comes() -> None:
 
 
 def test_a_form_that_fails_ends_its_own_row_only() -> None:
-    class Dead:
+    class Dead(LateMask):
         def allowed(self, ids: object) -> bytes:
             raise MaskError("it is too complex.")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from inference_api.backend.engines.base import RowResult, StepPlan, StepResult
 from inference_api.backend.engines.mock import MockEngine, MockScript
-from inference_api.backend.scheduler import SchedulerOptions
+from inference_api.backend.step_planning import SchedulerOptions
 from inference_api.messages import QueryKind
 from tests.backend.factories import DIGITS, ECHO, NOISE, Rig
 

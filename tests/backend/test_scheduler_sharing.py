@@ -8,16 +8,12 @@ import pytest
 
 from inference_api.backend.engines.base import PrefillBudget, PrefixCopy, RowPlan, RowResult, SampleSpec, StepResult
 from inference_api.backend.engines.mock import MockScript
-from inference_api.backend.scheduler import (
-    GROWTH_TOKENS,
-    MAX_DRAFTED_STEP_TOKENS,
-    Scheduler,
-    SchedulerOptions,
-    TokenRules,
-    WorkerGone,
-)
+from inference_api.backend.inbox_messages import WorkerGone
+from inference_api.backend.scheduler import GROWTH_TOKENS, Scheduler
 from inference_api.backend.sequence import Sequence
-from inference_api.messages import FinishReason, QueryKind, TokenLogprobs
+from inference_api.backend.step_planning import MAX_DRAFTED_STEP_TOKENS, SchedulerOptions, TokenRules
+from inference_api.messages import FinishReason, QueryKind
+from inference_api.sampling_params import TokenLogprobs
 from tests.backend.factories import DIGITS, ECHO, NOISE, WORKER, Rig, make_image
 
 REUSE = SchedulerOptions(prefix_reuse=True)
@@ -373,25 +369,17 @@ def test_a_text_whose_drafts_are_refused_stops_drafting() -> None:
     assert figure(rig, "draft_tokens") < 60
 
 
-class FreeMask:
-    """Allow every id."""
-
-    def allowed(self, ids: object) -> bytes:
-        return b"\xff" * 33
-
-
-@pytest.mark.parametrize(("field", "rule"), [("mask", FreeMask()), ("barred_ids", frozenset({1}))])
-def test_a_row_whose_draws_are_ruled_one_by_one_does_not_draft(field: str, rule: object) -> None:
+def test_a_row_whose_draws_are_ruled_one_by_one_does_not_draft() -> None:
     rig = Rig(2, script=DIGITS, options=DRAFTS)
     rig.submit("ruled", b"hello", max_tokens=40)
     rig.submit("free", b"hello", max_tokens=40)
-    plain_spec = rig.scheduler._sample_spec
+    plain_spec = rig.scheduler._planner._sample_spec
 
     def ruled_spec(sequence: Sequence) -> SampleSpec:
         spec = plain_spec(sequence)
-        return dataclasses.replace(spec, **{field: rule}) if sequence.session_id == "ruled" else spec
+        return dataclasses.replace(spec, barred_ids=frozenset({1})) if sequence.session_id == "ruled" else spec
 
-    rig.scheduler._sample_spec = ruled_spec
+    rig.scheduler._planner._sample_spec = ruled_spec
     rig.run()
     assert {row.row for row in drafted(rig)} == {1}
 

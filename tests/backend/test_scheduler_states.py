@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import NamedTuple
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inference_api.backend.engines.mock import MockScript
-from inference_api.backend.scheduler import SchedulerOptions, WorkerGone
-from inference_api.messages import QueryKind
+from inference_api.backend.engines.base import ScoreSpec
+from inference_api.backend.engines.mock import MockScript, _embedding, _scores
+from inference_api.backend.inbox_messages import WorkerGone
+from inference_api.backend.step_planning import SchedulerOptions
+from inference_api.messages import FinishReason, Pooling, QueryKind
 from tests.backend.factories import DIGITS, ECHO, NOISE, Rig
 
 WORKERS = ("worker-1", "worker-2")
 CONTEXT_TOKENS = 32
+
+
+class Reading(NamedTuple):
+    """What a request asks of its prompt."""
+
+    pooling: Pooling | None
+    num_top: int | None
+    draws_nothing: bool
+
+
+READINGS = (
+    Reading(Pooling.MEAN, None, True),
+    Reading(Pooling.LAST, None, True),
+    Reading(None, 2, True),
+    Reading(None, 0, False),
+)
 SHARED = bytes(range(65, 85))
 PROMPTS = st.builds(lambda num, rest: SHARED[:num] + rest, st.integers(0, 20), st.binary(min_size=1, max_size=9))
 
@@ -26,16 +47,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.worker_of: dict[str, str] = {}
         self.lost: set[str] = set()
         self.owners: dict[int, str] = {}
+        self.prompts: dict[str, bytes] = {}
+        self.readings: dict[str, Reading | None] = {}
 
     @initialize(
         kv_tokens=st.sampled_from([0, CONTEXT_TOKENS, 50, 80]),
         prefix_reuse=st.booleans(),
         draft_tokens=st.sampled_from([0, 1, 5]),
         mode=st.sampled_from([NOISE, ECHO, DIGITS]),
+        batching=st.sampled_from([(0.0, 32), (1.5, 32), (1.5, 2)]),
     )
-    def begin(self, kv_tokens: int, prefix_reuse: bool, draft_tokens: int, mode: MockScript) -> None:
+    def begin(self, kv_tokens: int, prefix_reuse: bool, draft_tokens: int, mode: MockScript, batching) -> None:
         self.max_kv_tokens = kv_tokens or 3 * CONTEXT_TOKENS
-        options = SchedulerOptions(kv_tokens, prefix_reuse, draft_tokens)
+        options = SchedulerOptions(kv_tokens, prefix_reuse, draft_tokens, *batching)
         self.rig = Rig(3, script=mode, context_tokens=CONTEXT_TOKENS, queue=(4, 90), budget=(3, 9), options=options)
 
     @rule(
@@ -46,8 +70,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         queue_seconds=st.sampled_from([1.0, 3.0, 50.0]),
         total_seconds=st.sampled_from([2.0, 6.0, 500.0]),
         stop=st.sampled_from([[], [b"a"], [b" ", b"ab"]]),
+        priority=st.sampled_from([0, 0, 0, -3, 5]),
+        reading=st.sampled_from([*(None,) * 4, *READINGS]),
+        batches=st.booleans(),
     )
-    def submit(self, prompt, max_tokens, worker, tenant, queue_seconds, total_seconds, stop) -> None:
+    def submit(
+        self, prompt, max_tokens, worker, tenant, queue_seconds, total_seconds, stop, priority, reading, batches
+    ) -> None:
         taken = self.rig.admission.num_requests
         session_id = f"s{len(self.worker_of)}"
         if not self.rig.offer(
@@ -55,14 +84,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt,
             worker=worker,
             tenant=tenant,
-            max_tokens=max_tokens,
+            max_tokens=0 if reading is not None and reading.draws_nothing else max_tokens,
+            pooling=reading and reading.pooling,
+            prompt_logprobs=reading and reading.num_top,
+            batches=batches,
             queue_seconds=queue_seconds,
             total_seconds=total_seconds,
             stop_sequences=stop,
+            priority=priority,
         ):
             assert self.rig.admission.num_requests == taken
             return
         self.worker_of[session_id] = worker
+        self.prompts[session_id] = prompt
+        self.readings[session_id] = reading
 
     @rule(number=st.integers(0, 30), tenant=st.sampled_from(["alpha", "beta"]))
     def abort(self, number: int, tenant: str) -> None:
@@ -71,6 +106,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 2.5]))
     def step(self, seconds: float) -> None:
         plan = self.rig.step(seconds)
+        for row in plan.rows:
+            assert row.pool is None or (row.sample, row.prefix, row.score) == (None, None, None)
+            assert row.score is None or (row.draft_ids, row.prefix) == ((), None)
         known = [plan.start + len(plan.token_ids) + len(plan.draft_ids) for plan in plan.rows]
         assert sum(known) <= self.max_kv_tokens
         num_new = sum(len(row.token_ids) for row in plan.rows if len(row.token_ids) > 1)
@@ -104,8 +142,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def places_taken_are_those_that_run_or_wait(self) -> None:
         scheduler = self.rig.scheduler
-        assert self.rig.admission.num_requests == len(scheduler._running) + len(scheduler._waiting)
-        waiting_tokens = sum(len(sequence.submit.token_ids) for sequence in scheduler._waiting)
+        waiting = [*scheduler._waiting, *scheduler._window]
+        assert self.rig.admission.num_requests == len(scheduler._running) + len(waiting)
+        waiting_tokens = sum(len(sequence.submit.token_ids) for sequence in waiting)
         assert self.rig.admission._num_waiting_tokens == waiting_tokens
 
     @invariant()
@@ -127,21 +166,47 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.rig.engine._rows[row][:num_tokens] == holder.token_ids[:num_tokens]
 
     @invariant()
-    def whoever_runs_came_before_whoever_waits(self) -> None:
+    def whoever_has_started_comes_first_in_the_order_of_starts_and_then_each_tenants_most_urgent(self) -> None:
         scheduler = self.rig.scheduler
-        numbers = [int(s.session_id[1:]) for s in [*scheduler._running.values(), *scheduler._waiting]]
-        assert numbers == sorted(numbers)
+        everybody = [*scheduler._running.values(), *scheduler._waiting]
+        epochs = [sequence.epoch or 1 << 30 for sequence in everybody]
+        assert epochs == sorted(epochs)
+        for tenant, batches in itertools.product(("alpha", "beta"), (True, False)):  # who batches may come in later
+            waiting = [s for s in scheduler._waiting if (s.tenant, s.submit.batches, s.epoch) == (tenant, batches, 0)]
+            turns = [(sequence.submit.priority, int(sequence.session_id[1:])) for sequence in waiting]
+            assert turns == sorted(turns)
 
     @invariant()
     def a_session_is_open_or_has_ended_or_lost_its_worker(self) -> None:
         scheduler = self.rig.scheduler
-        alive = {sequence.session_id for sequence in [*scheduler._waiting, *scheduler._running.values()]}
+        alive = {sequence.session_id for sequence in scheduler._sequences()}
         leaving = {output.session_id for outputs in scheduler._outputs.values() for output in outputs}
         for session_id in self.worker_of:
             states = (session_id in alive, session_id in leaving, session_id in self.rig.ends, session_id in self.lost)
             assert sum(states) == 1, (session_id, states)
 
+    @invariant()
+    def what_is_said_of_a_prompt_is_said_once_and_whole_at_the_end(self) -> None:
+        for session_id, reading in self.readings.items():
+            prompt, end = list(self.prompts[session_id]), self.rig.ends.get(session_id)
+            scores = self.rig.scores[session_id]
+            expected = []
+            if reading is not None and reading.num_top is not None and len(prompt) > 1:
+                expected = list(_scores(0, ScoreSpec(tuple(prompt[1:]), reading.num_top)))
+            assert scores == expected[: len(scores)]
+            if end is None or end.error is not None or end.reason is FinishReason.ABORT:
+                continue
+            assert scores == expected
+            pooling = None if reading is None else reading.pooling
+            assert end.embedding == (None if pooling is None else _embedding(pooling, prompt))
+            if reading is not None and reading.draws_nothing:
+                assert end.reason is (FinishReason.LENGTH if pooling is None else FinishReason.STOP)
+                assert end.num_completion_tokens == 0
+                assert self.rig.ids[session_id] == []
+
     def teardown(self) -> None:
+        for _ in range(3):  # whoever waits for company no longer does
+            self.rig.step(1.0)
         self.rig.run()
         self.rig.step()
         self.a_session_is_open_or_has_ended_or_lost_its_worker()

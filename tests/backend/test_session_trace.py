@@ -21,12 +21,12 @@ from inference_api.messages import (
     GrammarKind,
     Message,
     Pong,
-    SamplingParams,
     SequenceOutput,
     StepOutput,
     Submit,
     Timing,
 )
+from inference_api.sampling_params import SamplingParams
 
 SUBMIT = Submit(
     session_id="s1",

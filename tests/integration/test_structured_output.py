@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -49,7 +50,7 @@ class Person(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with running_service(INFERENCE_API_LARK_GRAMMARS="1") as it:
+    with running_service() as it:
         yield it
 
 
@@ -151,6 +152,39 @@ def test_rows_go_on_decoding_while_grammars_compile(service: Service) -> None:
     answers = in_parallel([*[heavy] * 8, plain, plain, *[heavy] * 8])
     assert {answer.status_code for answer in answers} == {200}
     assert max(seconds) < 5
+
+
+AMBIGUOUS = (
+    # Each doubles the ways to read the text so far with every "x", of which the mock says nothing but these.
+    "start: a0\n"
+    + "".join(f'a{n}: a{n + 1} a{n + 1} | "x" a{n + 1} | a{n + 1} "x" | "x"\n' for n in range(12))
+    + 'a12: "x" | a0 a0',
+    'start: a\na: "x" | a a | a a a',
+    'start: a a a a a a a a\na: "" | "x" | a a',
+)
+
+
+def test_ambiguous_grammars_keep_nobody_else_waiting(service: Service) -> None:
+    seconds: list[float] = []
+    statuses: set[int] = set()
+    is_over = threading.Event()
+
+    def plain() -> None:
+        while not is_over.is_set():
+            began = time.monotonic()
+            statuses.add(ask(service, max_tokens=40).status_code)
+            seconds.append(time.monotonic() - began)
+
+    others = threading.Thread(target=plain)
+    others.start()
+    ambiguous = [partial(ask, service, grammar=grammar, max_tokens=200) for grammar in AMBIGUOUS * 2]
+    answers = in_parallel(ambiguous)
+    is_over.set()
+    others.join()
+    assert {answer.status_code for answer in answers} <= {200, 500}
+    assert statuses == {200}
+    assert len(seconds) > 3 and max(seconds) < 5, seconds
+    assert service.num_rows_in_use() == 0
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ import torch
 
 from inference_api.backend.engines import sampler
 from inference_api.backend.engines.base import SampleSpec
-from inference_api.messages import SamplingParams
 from inference_api.options import OneLineParser
+from inference_api.sampling_params import SamplingParams
 from tests.backend.engines.scalar_sampler import BORDER, reference_draw
 from tests.live.program import FAILED_STATUS, positive, run_program
 

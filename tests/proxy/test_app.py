@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_a_head_is_read_from_what_was_sent_and_not_from_what_was_decoded() -> No
 
 class BrokenConnection:
     left = False
+    error_headers: Sequence[tuple[str, str]] = ()
 
     def on_end(self, ending: object) -> None:
         raise RuntimeError("planted")
@@ -34,10 +36,13 @@ class BrokenConnection:
 
 def test_an_unexpected_exception_leaves_the_app_and_is_no_html_page() -> None:
     secret = "0123456789abcdef0123456789abcdef"
-    app = create_app(read_settings({"JWT_SECRET": secret}, port=0, upstream_url="http://127.0.0.1:1"))
-    environ = {"RAW_URI": "/", "proxy.connection": BrokenConnection()}
+    settings = {"JWT_SECRET": secret, "PROXY_CORS_ORIGINS": "https://app.example"}
+    app = create_app(read_settings(settings, port=0, upstream_url="http://127.0.0.1:1"))
+    connection = BrokenConnection()
+    environ = {"RAW_URI": "/", "proxy.connection": connection}
     with pytest.raises(RuntimeError, match="planted"):
-        app.test_client().get("/", environ_overrides=environ)
+        app.test_client().get("/", headers={"Origin": "https://app.example"}, environ_overrides=environ)
+    assert ("Access-Control-Allow-Origin", "https://app.example") in connection.error_headers
     for handler in logging.getLogger("proxy.transaction").handlers:
         logging.getLogger("proxy.transaction").removeHandler(handler)
 

@@ -69,6 +69,7 @@ def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: st
         ({"PROXY_MAX_CONNECTIONS": "0"}, {}, "PROXY_MAX_CONNECTIONS"),
         ({"PROXY_MAX_BODY_BYTES": "many"}, {}, "PROXY_MAX_BODY_BYTES"),
         ({"PROXY_WRITE_STALL_SECONDS": "nan"}, {}, "PROXY_WRITE_STALL_SECONDS"),
+        ({"PROXY_TRACE_SAMPLE_RATIO": "1.5"}, {}, "PROXY_TRACE_SAMPLE_RATIO must be 0 to 1"),
         ({"LOG_FORMAT": "xml"}, {}, "LOG_FORMAT"),
         ({"INTERNAL_AUTH_KEY": "short"}, {}, "INTERNAL_AUTH_KEY"),
         ({"INTERNAL_AUTH_KEY_FILE": "/nowhere"}, {}, "INTERNAL_AUTH_KEY_FILE"),

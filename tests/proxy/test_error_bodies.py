@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inference_api.errors import RefusedCallError
-from inference_api.server.surfaces import ENCODERS
+from inference_api.server.surfaces import ENCODERS, encode_error
 from proxy.answers import Refusal
 from proxy.error_bodies import refusal_body
 from proxy.routes import ROUTES
@@ -37,13 +37,24 @@ def anthropic(kind: str, refusal: Refusal) -> dict[str, object]:
         ("/v1/messages/count_tokens", BROKEN, anthropic("api_error", BROKEN)),
         ("/generate_stream", MANY, {"error": MANY.message, "error_type": "overloaded"}),
         ("/generate", REFUSED, {"error": REFUSED.message, "error_type": "jwt_expired"}),
-        ("/", REFUSED, {"error": REFUSED.message, "error_type": "jwt_expired"}),
+        ("/", REFUSED, {"status_code": 401, "message": "JWT has expired."}),
     ],
 )
 def test_a_refusal_is_worded_as_the_api_that_was_called_words_errors(path, refusal, expected) -> None:
     body = refusal_body(path, refusal, "req_1")
     assert json.loads(body) == expected
     assert body.endswith(b"\n")
+
+
+def test_the_root_speaks_as_what_is_sent_to_it() -> None:
+    for content_type in ("application/json", "Application/JSON; charset=utf-8"):
+        told = json.loads(refusal_body("/", MANY, "", content_type))
+        assert told == {"error": MANY.message, "error_type": "overloaded"}
+        assert encode_error("/", RefusedCallError("No.", 405), "application/json").get_json().keys() == told.keys()
+    for content_type in ("", "text/plain", "application/x-www-form-urlencoded"):
+        told = json.loads(refusal_body("/", MANY, "", content_type))
+        assert told == {"status_code": 429, "message": MANY.message}
+        assert encode_error("/", RefusedCallError("No.", 405), content_type).get_json().keys() == told.keys()
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,25 @@ def test_only_named_headers_come_back() -> None:
     ]
 
 
+def test_the_request_id_that_the_server_made_of_an_idempotency_key_is_told() -> None:
+    made = "req_" + "0f" * 16
+    upstream = [("Request-Id", made), ("Idempotent-Replayed", "true")]
+    assert answer_headers(upstream, request_id="req_1", client_id=None) == [
+        ("Idempotent-Replayed", "true"),
+        ("Request-Id", made),
+        ("X-Request-Id", made),
+    ]
+    assert answer_headers([("Request-Id", "req_x\r\na: b")], request_id="req_1", client_id="mine") == [
+        ("Request-Id", "req_1"),
+        ("X-Request-Id", "mine"),
+    ]
+
+
+def test_an_idempotency_key_goes_on_as_it_came() -> None:
+    headers = upstream_headers({"idempotency-key": '"a,b"'}, request_id="req_1", assertion=None, trace=TRACE)
+    assert headers["Idempotency-Key"] == '"a,b"'
+
+
 @pytest.mark.parametrize("value", ["a\r\nSet-Cookie: b", "a\nb", "a\x00"])
 def test_a_header_that_holds_a_line_end_is_a_fault_of_the_upstream(value: str) -> None:
     with pytest.raises(AnswerFault):

@@ -16,12 +16,13 @@ HEADER = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
 
 
 @pytest.mark.parametrize("flags", ["00", "01"])
-def test_a_valid_trace_goes_on_under_a_parent_id_of_this_hop(flags: str) -> None:
-    traces = [continue_trace(f"00-{TRACE_ID}-{PARENT_ID}-{flags}") for _ in range(8)]
-    assert {(trace.trace_id, str(trace)[-2:]) for trace in traces} == {(TRACE_ID, flags)}
-    parent_ids = {trace.parent_id for trace in traces}
-    assert len(parent_ids) == 8 and PARENT_ID not in parent_ids
-    assert all(HEADER.fullmatch(str(trace)) for trace in traces)
+def test_a_valid_trace_goes_on_as_it_came(flags: str) -> None:
+    assert str(continue_trace(f"00-{TRACE_ID}-{PARENT_ID}-{flags}")) == f"00-{TRACE_ID}-{PARENT_ID}-{flags}"
+
+
+def test_a_trace_that_begins_here_has_ids_of_its_own() -> None:
+    traces = [continue_trace(None) for _ in range(8)]
+    assert len({trace.trace_id for trace in traces}) == len({trace.parent_id for trace in traces}) == 8
 
 
 def test_flags_that_nobody_has_defined_are_sent_as_zero() -> None:
@@ -60,6 +61,12 @@ def test_what_is_not_valid_is_dropped_and_a_trace_of_its_own_begins(value: str |
     traces = [continue_trace(value), continue_trace(value)]
     assert TRACE_ID not in {trace.trace_id for trace in traces} and len({trace.trace_id for trace in traces}) == 2
     assert {trace.flags for trace in traces} == {0}
+
+
+@pytest.mark.parametrize(("ratio", "flags"), [(0.0, {0}), (1.0, {1}), (0.5, {0, 1})])
+def test_a_share_of_the_traces_that_begin_here_is_sampled(ratio: float, flags: set[int]) -> None:
+    assert {continue_trace(None, ratio).flags for _ in range(64)} == flags
+    assert {continue_trace(f"00-{TRACE_ID}-{PARENT_ID}-00", ratio).flags for _ in range(8)} == {0}
 
 
 @given(st.text())

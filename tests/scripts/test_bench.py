@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,22 +18,12 @@ import pytest
 
 from inference_api.config import SWITCHES, Settings
 from tests.integration.service import wait_for
+from tests.scripts.benching import make_own_model, run_bench
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for every bench
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"samples", "p50", "max"}
-
-
-def run_bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "scripts" / "bench"), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
 
 
 def figures_of(name: str) -> pytest.MarkDecorator:
@@ -44,16 +33,7 @@ def figures_of(name: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def own_model(tmp_path_factory: pytest.TempPathFactory, fused_build_folder: Path) -> dict[str, str]:
-    """Return the settings of a model of a few thousand weights: the bench is tested, not the model."""
-    from inference_api.engine_artefacts import ARTEFACTS_FOLDER
-    from inference_api.model_image import build_mock_image
-    from tests.backend.engines.tiny_models import FAMILIES, build_model, save_checkpoint
-
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_mock_image(folder / "mock").tokenizer_path
-    checkpoint = save_checkpoint(build_model(*FAMILIES["llama"]), folder / "tiny-llama", tokenizer)
-    shutil.copytree(fused_build_folder, folder / "cache" / ARTEFACTS_FOLDER)
-    return {"INFERENCE_API_MODEL": str(checkpoint), "INFERENCE_API_CACHE_DIR": str(folder / "cache")}
+    return make_own_model(tmp_path_factory.mktemp("model"), fused_build_folder)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +117,7 @@ def test_the_engines_bench_times_both_engines_and_the_kernel(figures: dict[str, 
 @figures_of("sampling")
 def test_the_sampling_bench_prices_each_rule_beside_greedy_steps(figures: dict[str, Any]) -> None:
     rules = {"temperature", "top_k", "top_p", "top_k_and_top_p", "min_p", "typical_p", "penalties", "logprobs"}
+    rules |= {"dry", "top_n_sigma", "xtc", "top_k_and_xtc", "mirostat_1", "mirostat_2"}
     assert figures["step"].keys() == {"greedy", "everything", *rules}
     for step in figures["step"].values():
         assert step["median_ms"] >= step["fastest_ms"] > 0

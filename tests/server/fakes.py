@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import queue
 import select
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from inference_api.messages import (
     NO_TIMING,
@@ -22,10 +25,10 @@ from inference_api.messages import (
     SequenceOutput,
     Snapshot,
     Submit,
-    TokenLogprobs,
     WorkerMessage,
 )
 from inference_api.queues import Connection, ConnectionLostError, listen
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.output_router import SessionStream
 
 WAIT_SECONDS = 10.0
@@ -49,6 +52,11 @@ def logprobs_of(token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     ]
 
 
+def embedding_of(token_ids: Sequence[int]) -> bytes:
+    """Return an embedding that tells prompts apart: their length and their ids' sum, in the two numbers there are."""
+    return struct.pack("<2f", len(token_ids), sum(token_ids))
+
+
 class FakeClient:
     """Answer like a BackendClient, from what the test has set: `text` in pieces, then `end`."""
 
@@ -59,10 +67,13 @@ class FakeClient:
         """The pieces of each Submit in turn, instead of the same `pieces` for all."""
         self.end: Finished | None = finished()
         self.refusal: Exception | None = None
+        self.repeated_created = 0
+        """Time of the call that the next one repeats; 0: none."""
         self.pong: Pong | None = Pong(1, 0.1, False, 0, 0)
         self.snapshot: Snapshot | None = Snapshot(1, 2, 4, 1)
         self.submits: list[Submit] = []
         self.aborts: list[tuple[str, str]] = []
+        self.aborted_calls: list[str] = []
         self.queries: list[tuple[QueryKind, str, str]] = []
         self.streams: list[SessionStream] = []
 
@@ -71,19 +82,27 @@ class FakeClient:
         if self.refusal is not None:
             raise self.refusal
         pieces = self.answers[(len(self.submits) - 1) % len(self.answers)] if self.answers else self.pieces
+        pieces = pieces if submit.max_tokens else []
         stream = SessionStream(submit.session_id, on_news)
         self.streams.append(stream)
         index = 0
+        if submit.prompt_logprobs is not None:
+            scores = logprobs_of(submit.token_ids[1:], submit.prompt_logprobs)
+            for score in scores:
+                stream.deliver(SequenceOutput(submit.session_id, 0, 1, 0, [], prompt_logprobs=[score]))
         for piece in pieces:
             logprobs = None if submit.sampling.logprobs is None else logprobs_of(piece, submit.sampling.logprobs)
             stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, list(piece), logprobs=logprobs))
             index += len(piece)
         if self.end is not None:
-            stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, [], self.end))
-        return stream, Accepted(submit.session_id, 0, 0.0)
+            embedding = embedding_of(submit.token_ids) if submit.pooling is not None else None
+            end = msgspec.structs.replace(self.end, embedding=embedding)
+            stream.deliver(SequenceOutput(submit.session_id, 0, 1, index, [], end))
+        return stream, Accepted(submit.session_id, 0, 0.0, self.repeated_created)
 
-    def abort(self, request_id: str, tenant: str) -> None:
+    def abort(self, request_id: str, tenant: str, call_id: str = "") -> None:
         self.aborts.append((request_id, tenant))
+        self.aborted_calls.append(call_id)
 
     def ping(self, timeout_seconds: float) -> Pong | None:
         return self.pong

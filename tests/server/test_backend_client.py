@@ -142,6 +142,7 @@ def test_a_stream_that_an_output_does_not_fit_ends_with_an_error_and_its_row_is_
         (RefusalReason.QUEUE_FULL, OverloadedError, 3.0),
         (RefusalReason.DRAINING, DrainingError, 3.0),
         (RefusalReason.TOO_LONG, PromptTooLongError, None),
+        (RefusalReason.NO_EMBEDDINGS, InvalidRequestError, None),
     ],
 )
 def test_each_refusal_is_an_error_of_its_own_and_leaves_nothing(

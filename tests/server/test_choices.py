@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inference_api.errors import AbortedError, BackendLostError, ClientLeftError, OverloadedError
-from inference_api.messages import Finished, FinishReason, SequenceOutput, Submit, TokenLogprobs
+from inference_api.messages import Finished, FinishReason, SequenceOutput, Submit
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.choices import Answer, Choices, likeliest
 from inference_api.server.context import ServerContext
 from inference_api.server.disconnects import DisconnectWatcher
@@ -68,6 +69,37 @@ def test_answers_stand_in_their_order_whatever_the_order_of_their_ends(running, 
     assert fake_client.aborts == [] and not running.abandoned
 
 
+def test_whole_answers_are_not_read_before_their_ends(make, fake_client: FakeClient) -> None:
+    fake_client.pieces, fake_client.end = [], None
+    choices = make(1)
+    choices.start(submits(1), None)
+    (stream,) = fake_client.streams
+    waits = threading.Event()
+    only_end = stream.only_end
+    stream.only_end = lambda: (only_end(), waits.set())  # type: ignore[method-assign]
+    answers: list[Answer] = []
+    reader = threading.Thread(target=lambda: answers.extend(choices.answers()))
+    reader.start()
+    assert waits.wait(WAIT_SECONDS)
+    for letter in b"whol":
+        deliver(fake_client, 0, bytes([letter]))
+    assert choices._news.empty() and stream.num_read == 0
+    deliver(fake_client, 0, b"e", finished(num_tokens=5))
+    reader.join(WAIT_SECONDS)
+    assert [answer.text for answer in answers] == ["whole"]
+    choices.close()
+
+
+def test_an_answer_has_its_own_prompts_logprobs(make, fake_client: FakeClient) -> None:
+    choices = make(2)
+    prompts = ([1, 2, 3], [4, 5])
+    asked = [make_submit(f"s{place}", token_ids=ids, prompt_logprobs=0) for place, ids in enumerate(prompts)]
+    choices.start(asked, None)
+    scored = [[one.logprob for one in answer.prompt_logprobs] for answer in choices.answers()]
+    assert scored == [[-0.02, -0.03], [-0.05]]
+    choices.close()
+
+
 def test_news_come_in_the_order_in_which_they_happened(running, fake_client: FakeClient) -> None:
     for choice, text in ((1, b"a"), (0, b"b"), (2, b"c"), (0, b"d")):
         deliver(fake_client, choice, text)
@@ -82,7 +114,7 @@ def test_the_first_id_of_each_comes_alone_and_what_came_with_it_follows(running,
     pieces = [running.next_piece(0.0) for _ in range(4)]
     assert [(piece.index, piece.piece.text) for piece in pieces if piece] == [(0, "a"), (1, "x"), (0, "bc"), (1, "yz")]
     assert running.next_piece(0.0) is None
-    assert [piece.num_tokens for piece in pieces if piece] == [3, 3, 3, 3]
+    assert [piece.num_tokens for piece in pieces if piece] == [1, 1, 3, 3]
     running.close()
 
 
@@ -177,7 +209,7 @@ def test_the_client_is_watched_until_the_last_end_though_the_first_has_ended(mak
     fake_client.pieces, fake_client.end = [], None
     aborted = threading.Event()
 
-    def abort(request_id: str, tenant: str) -> None:
+    def abort(request_id: str, tenant: str, _call_id: str = "") -> None:
         deliver(fake_client, 1, b"", ABORTED)
         aborted.set()
 
@@ -206,7 +238,7 @@ def events_of_a_client_that_leaves_during_the_second_submit(choices, num_submits
         events.append("submit")
         return accept(submit, on_news)
 
-    def abort(request_id: str, tenant: str) -> None:
+    def abort(request_id: str, tenant: str, _call_id: str = "") -> None:
         events.append("abort")
         left.set()
 

@@ -134,7 +134,7 @@ def test_a_client_that_leaves_aborts_its_request_at_once(start, pair, fake_clien
     client, server = pair
     fake_client.end = None
     aborted = threading.Event()
-    fake_client.abort = lambda request_id, tenant: aborted.set()
+    fake_client.abort = lambda *_call: aborted.set()
     generation = start(client_socket=server)
     client.close()
     assert aborted.wait(WAIT_SECONDS)
@@ -155,7 +155,7 @@ def test_the_abort_of_a_client_that_left_before_its_submit_comes_after_the_submi
         events.append("submit")
         return real_submit(submit, on_news)
 
-    def abort(request_id: str, tenant: str) -> None:
+    def abort(request_id: str, tenant: str, _call_id: str = "") -> None:
         events.append("abort")
         early.set()
         if "submit" in events:
@@ -173,7 +173,7 @@ def test_the_end_of_a_client_that_left_is_told_apart_from_an_abort(start, pair, 
     fake_client.end = None
     ended = threading.Event()
 
-    def abort(request_id: str, tenant: str) -> None:
+    def abort(request_id: str, tenant: str, _call_id: str = "") -> None:
         fake_client.streams[0].end(finished(FinishReason.ABORT))
         ended.set()
 

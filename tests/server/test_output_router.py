@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from inference_api.messages import FinishReason, SequenceOutput
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server import output_router
 from inference_api.server.output_router import Delivery, OutputRouter, SessionStream
 from tests.server.fakes import finished, tell_when_read
@@ -16,6 +17,15 @@ from tests.server.fakes import finished, tell_when_read
 
 def _output(index: int, ids: list[int], *, session_id: str = "s0", epoch: int = 1, end=None) -> SequenceOutput:
     return SequenceOutput(session_id, 0, epoch, index, ids, end)
+
+
+def test_mirostats_state_is_that_after_the_last_ids_that_came() -> None:
+    stream = OutputRouter().open("s0")
+    assert stream.mu is None
+    for index, mu in enumerate((4.0, 3.5)):
+        assert stream.deliver(SequenceOutput("s0", 0, 1, index, [5], mu=mu))
+    assert stream.deliver(SequenceOutput("s0", 0, 1, 2, [], finished()))
+    assert stream.mu == 3.5
 
 
 def test_the_first_id_leaves_alone_and_those_that_queue_up_join_one_read() -> None:
@@ -26,6 +36,53 @@ def test_the_first_id_leaves_alone_and_those_that_queue_up_join_one_read() -> No
     router.deliver(_output(3, [4], end=finished()))
     assert stream.read() == Delivery((1,), None)
     assert stream.read() == Delivery((2, 3, 4), finished())
+
+
+def test_a_reader_that_wants_the_whole_is_woken_by_the_end_alone() -> None:
+    router = OutputRouter()
+    woken: list[int] = []
+    stream = router.open("s0", lambda: woken.append(1))
+    router.deliver(_output(0, [1]))
+    assert woken == [1]
+    stream.only_end()
+    router.deliver(_output(1, [2, 3]))
+    router.deliver(_output(3, [4]))
+    assert woken == [1]
+    router.deliver(_output(4, [5], end=finished()))
+    assert woken == [1, 1]
+    assert stream.read() == Delivery((1,), None)
+    assert stream.read() == Delivery((2, 3, 4, 5), finished())
+
+
+def test_a_reader_that_wants_the_whole_is_woken_by_an_end_that_the_backend_does_not_make() -> None:
+    router = OutputRouter()
+    woken: list[int] = []
+    stream = router.open("s0", lambda: woken.append(1))
+    stream.only_end()
+    router.close("s0", finished())
+    assert woken == [1]
+    assert stream.read() == Delivery((), finished())
+
+
+def test_a_prompts_logprobs_wait_for_the_first_id_and_come_with_it_alone() -> None:
+    router = OutputRouter()
+    woken: list[int] = []
+    stream = router.open("s0", lambda: woken.append(1))
+    scored = [TokenLogprobs(-float(place), []) for place in range(4)]
+    router.deliver(SequenceOutput("s0", 0, 1, 0, [], prompt_logprobs=scored[:2]))
+    assert stream.read(0.0) is None and not woken
+    router.deliver(SequenceOutput("s0", 0, 1, 0, [1, 2], prompt_logprobs=scored[2:]))
+    assert woken
+    assert stream.read() == Delivery((1,), None, (), tuple(scored))
+    assert stream.read() == Delivery((2,), None)
+
+
+def test_a_prompts_logprobs_come_with_an_end_that_has_no_ids() -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    scored = [TokenLogprobs(-1.0, [])]
+    router.deliver(SequenceOutput("s0", 0, 1, 0, [], finished(), prompt_logprobs=scored))
+    assert stream.read() == Delivery((), finished(), (), tuple(scored))
 
 
 def test_an_end_comes_once_all_ids_are_read_and_not_before() -> None:

@@ -97,7 +97,7 @@ def test_nothing_is_said_of_a_request_at_the_default_level(make_app, caplog: pyt
     [
         ("POST", "/inference/mock", {"json": {}}, 400, "invalid_request", "local"),
         ("POST", "/inference/mock", {"json": {"text": "x" * 3000}}, 413, "body_too_large", "local"),
-        ("POST", "/inference/other", {"json": {"text": "x"}}, 404, "not_found", "local"),
+        ("POST", "/inference/other", {"json": {"text": "x"}}, 404, "model_not_found", "local"),
         ("GET", "/chat/mock", {}, 405, "method_not_allowed", None),
         ("GET", "/rows", {"headers": {ASSERTION_HEADER: "forged"}}, 401, "unauthenticated", None),
         ("GET", "/rows", {}, 200, None, "local"),

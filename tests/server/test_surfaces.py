@@ -29,6 +29,15 @@ def test_all_other_paths_get_the_native_error(path: str) -> None:
     assert response.get_json() == {"status_code": 404, "message": "No such request."}
 
 
+def test_the_root_speaks_as_what_was_sent_to_it() -> None:
+    error = OverloadedError("Service overloaded, try again later.", 2.5)
+    as_tgi = encode_error("/", error, "application/json")
+    assert (as_tgi.status_code, as_tgi.get_json()["error_type"]) == (429, "overloaded")
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"):
+        native = encode_error("/", error, media_type)
+        assert (native.status_code, native.get_json()["status_code"]) == (503, 503)
+
+
 @pytest.mark.parametrize("path", [beginning for beginning, _ in ENCODERS])
 def test_every_surface_tells_a_stable_code_and_when_to_come_back(path: str) -> None:
     response = encode_error(path, OverloadedError("Service overloaded, try again later.", 2.5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.messages import TokenLogprobs
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.token_trail import TokenText, TokenTrail
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api.errors import InvalidRequestError, PromptTooLongError
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.body_fields import Field
 from inference_api.server.validation import NATIVE_FIELDS, NativeLimits, NativeRequest, parse_native
 
@@ -108,7 +108,7 @@ def test_a_whole_vocabulary_that_is_banned_or_ends_is_refused() -> None:
 def test_one_entry_too_many_is_refused_and_one_fewer_is_not() -> None:
     for field in NATIVE_FIELDS:
         if field.max_entries:
-            entries: Any = [1] * (field.max_entries + 1)
+            entries: Any = [1 if field.entry is int else "a"] * (field.max_entries + 1)
             if field.kind is dict:
                 entries = {str(token_id): 1.0 for token_id in range(field.max_entries + 1)}
             with pytest.raises(InvalidRequestError, match=f"{field.name} has {field.max_entries + 1} entries, at most"):

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 from gunicorn.http import errors
+from gunicorn.workers.gthread import ThreadWorker
 
 from inference_api.server import worker
-from inference_api.server.worker import StreamWorker, linger
+from inference_api.server.worker import AT_WORKER_END, StreamWorker, linger
 
 
 @pytest.fixture
@@ -96,3 +97,20 @@ def test_an_error_before_the_app_is_json_and_quotes_nothing_of_the_client(
     assert b"CANARY" not in head + body
     assert "CANARY" not in "".join(worker_object.log.lines)
     assert len(worker_object.log.lines) == (status == 500)
+
+
+class ServedApp:
+    def __init__(self, **extensions: object) -> None:
+        self.extensions = extensions
+
+
+def test_what_the_application_wants_at_the_end_comes_after_the_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    worker_object = StreamWorker.__new__(StreamWorker)
+    worker_object.wsgi = ServedApp(**{AT_WORKER_END: [lambda: events.append("closed")]})
+    monkeypatch.setattr(ThreadWorker, "run", lambda _worker: events.append("served"))
+    worker_object.run()
+    assert events == ["served", "closed"]
+    worker_object.wsgi = ServedApp()
+    worker_object.run()
+    assert events == ["served", "closed", "served"]

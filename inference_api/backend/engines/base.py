@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from inference_api.messages import SamplingParams, TokenLogprobs
+from inference_api.messages import Pooling
+from inference_api.sampling_params import SamplingParams, TokenLogprobs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class EngineInfo:
     """True if a RowPlan may carry a `prefix`."""
     max_draft_tokens: int = 0
     """So many `draft_ids` a RowPlan may carry."""
+    embedding_size: int = 0
+    """Numbers of a hidden state; 0: no RowPlan may carry a `pool`."""
 
 
 class MaskError(Exception):
@@ -55,8 +58,24 @@ class TokenMask(Protocol):
     def allowed(self, ids: Sequence[int]) -> bytes:
         """Return one bit an id of the vocabulary, lowest bit first, for the id that follows the known `ids`.
 
-        At least one bit is set. Called in the decode thread, once a draw; raises MaskError, which ends this row alone.
+        At least one bit is set. Called in the decode thread, once a draw, which may wait for bits that are being found
+        beside the forward pass; raises MaskError, which ends this row alone.
         """
+        ...
+
+
+class RepeatBreakers(Protocol):
+    """Say over which ids no repetition goes on, for the penalty of repetitions."""
+
+    def num_after(self, ids: Sequence[int]) -> int:
+        """Return how many of the last `ids` come after the last breaker in them; all if there is none.
+
+        Those are all known ids, and maybe guesses after them.
+        """
+        ...
+
+    def is_in(self, token_id: int) -> bool:
+        """Tell whether an id holds a whole breaker."""
         ...
 
 
@@ -74,6 +93,10 @@ class SampleSpec:
     barred_ids: frozenset[int] = frozenset()
     """Ids that may not be drawn here: those that would end the sequence before its min_tokens."""
     mask: TokenMask | None = None
+    breakers: RepeatBreakers | None = None
+    """Set where `params` have any."""
+    mu: float | None = None
+    """Mirostat's state after the draw before; None: there was none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +105,27 @@ class PrefixCopy:
 
     source_row: int
     num_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Pool the hidden states of a row's ids, after the model's last norm. The row keeps what it has pooled so far.
+
+    Every plan of the row's sequence has one, from position 0 on and without a `prefix`, a `sample` or a `score`.
+    """
+
+    pooling: Pooling
+    is_last: bool
+    """These ids are the last ones: the result carries the embedding."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Report the model's logprobs of known ids, beside no drafts."""
+
+    next_ids: tuple[int, ...]
+    """Each follows the plan's id of the same index; there are fewer where those after the last are of no interest."""
+    num_top: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +145,8 @@ class RowPlan:
     prefix: PrefixCopy | None = None
     draft_ids: tuple[int, ...] = ()
     """Guesses of the ids after the known ones, beside a `sample`: computed too, and kept as far as the draws agree."""
+    pool: PoolSpec | None = None
+    score: ScoreSpec | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,11 +176,17 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each of `token_ids`, where the params ask for them."""
     error: RowError | None = None
+    scores: tuple[TokenLogprobs, ...] = ()
+    """One for each of the plan's `next_ids`."""
+    embedding: bytes | None = None
+    """Little-endian fp32, `embedding_size` of them, not normalised; the same however the prompt was cut up."""
+    mu: float | None = None
+    """Mirostat's state after the draw, where the params ask for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the engine made of a plan: one RowResult for each row that samples, or that failed."""
+    """What the engine made of a plan: one RowResult for each row that samples, scores, embeds, or that failed."""
 
     rows: tuple[RowResult, ...]
 

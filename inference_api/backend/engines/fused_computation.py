@@ -1,7 +1,7 @@
 """Fix the contract between the `fused` engine and what computes its steps, in the decode thread of PROCESS 2.
 
 A computation holds the weights and the KV cache on one numeric path: C++ (fused_cpp.py) or plain torch
-(fused_torch.py). It knows tokens at positions of rows, and logits; not plans, drafts, sampling or sequences.
+(fused_torch.py). It knows tokens at positions of rows, logits and states; not plans, sampling, pooling or sequences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepTokens:
     rows: Sequence[int]
     positions: Sequence[int]
     outputs: Sequence[int]
-    """Ascending indices of the tokens whose logits are wanted."""
+    """Ascending indices of the tokens whose logits, or states, are wanted."""
     copies: Sequence[KvCopy] = ()
     """What is copied before anything is computed, from rows that none of them writes."""
 
@@ -43,6 +43,7 @@ class Computation(Protocol):
     """The arithmetic, for people: on the card and in `/info`."""
     identity: str
     """The arithmetic and what may change its bits, for the digest."""
+    embedding_size: int
     weight_bytes: int
     kv_bytes: int
     selection: Selection
@@ -51,7 +52,11 @@ class Computation(Protocol):
     def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
         """Compute `tokens`, store their keys and values, and fill `logits` (outputs, vocab), fp32; blocks for a step.
 
-        Returns for each token 0 if its hidden state is NaN or infinite, else 1: after the last layer where its logits
-        are wanted, else before it.
+        Returns for each token 0 if its hidden state is NaN or infinite, else 1: after the last layer where it is an
+        output, else before it.
         """
+        ...
+
+    def run_states(self, tokens: StepTokens, states: Tensor) -> Sequence[int]:
+        """Do as `run` does, but fill `states` (outputs, hidden), fp32, after the last norm: what the head would see."""
         ...

@@ -1,7 +1,7 @@
 """Compute the steps of the `fused` engine in one call of its C++ library; decode thread of PROCESS 2.
 
 Owns the library's engine: its threads, its work space, and the packed weights that it reads. The arithmetic is in
-fused_native/. Knows tokens and logits; not plans, sampling or sequences.
+fused_native/. Knows tokens, logits and states; not plans, sampling or sequences.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class CppComputation:
         model = PackedModel(library, image, packed_weights(library, image, build_folder), **sizes)
         self.numeric_path = NUMERIC_PATH
         self.identity = f"{NUMERIC_PATH} packing-{library.packing}"  # which names the library too
+        self.embedding_size = model.struct.hidden
         self.weight_bytes = model.weight_bytes
         self.kv_bytes = model.kv_bytes
         self._functions = library.functions
@@ -46,6 +47,14 @@ class CppComputation:
 
     def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
         """Make one call of the library, which releases the GIL; see `Computation.run`."""
+        return self._call(tokens, logits=logits.data_ptr())
+
+    def run_states(self, tokens: StepTokens, states: Tensor) -> Sequence[int]:
+        """Make one call of the library; see `Computation.run_states`."""
+        return self._call(tokens, states=states.data_ptr())
+
+    def _call(self, tokens: StepTokens, **outputs: int) -> Sequence[int]:
+        """Call the library with the address of what it fills; return what is finite."""
         num_tokens = len(tokens.token_ids)
         finite = (ctypes.c_uint8 * num_tokens)()
         arrays: dict[str, ctypes.Array[Any]] = {
@@ -61,7 +70,7 @@ class CppComputation:
             num_tokens=num_tokens,
             num_outputs=len(tokens.outputs),
             num_copies=len(tokens.copies),
-            logits=logits.data_ptr(),
+            **outputs,
             **addresses,
         )  # the arrays live until the call has returned
         self._functions.fused_step(self._engine, ctypes.byref(step))

@@ -87,7 +87,7 @@ class Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_outputs", "num_copies", "unused")),
         *((name, ctypes.c_void_p) for name in ("copies", "token_ids", "rows")),
-        *((name, ctypes.c_void_p) for name in ("positions", "outputs", "logits", "finite")),
+        *((name, ctypes.c_void_p) for name in ("positions", "outputs", "logits", "states", "finite")),
     )
 
 

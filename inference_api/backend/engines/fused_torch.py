@@ -2,14 +2,14 @@
 
 Lives in the decode thread of PROCESS 2. Gives the same logits as the library, bit for bit: the same integers, and the
 same operations of fp32 in the same order (fused_torch_rows.py, fused_torch_linear.py, fused_torch_attention.py). So a
-row's bits depend on that row alone, on any number of threads. Knows tokens and logits; not plans, sampling or
+row's bits depend on that row alone, on any number of threads. Knows tokens, logits and states; not plans, sampling or
 sequences.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -62,6 +62,7 @@ class TorchComputation:
         code = digest_of_code("fused_torch*.py", "fused_levels.py", "fused_weights.py", "fused_shape.py")
         self.identity = f"{NUMERIC_PATH} code-{code}"
         shape = self._shape = read_shape(read_json(image.config_path))
+        self.embedding_size = shape.hidden
         tensors = ImageTensors(image)
         self._layers = [_read_layer(tensors, shape, index) for index in range(len(shape.windows))]
         self._embedding = tensors.embedding(shape)
@@ -76,6 +77,14 @@ class TorchComputation:
 
     def run(self, tokens: StepTokens, logits: Tensor) -> Sequence[int]:
         """Compute tile by tile; see `Computation.run`."""
+        return self._run(tokens, logits, self._head)
+
+    def run_states(self, tokens: StepTokens, states: Tensor) -> Sequence[int]:
+        """Compute tile by tile; see `Computation.run_states`."""
+        return self._run(tokens, states, lambda normed: normed)
+
+    def _run(self, tokens: StepTokens, results: Tensor, head: Callable[[Tensor], Tensor]) -> Sequence[int]:
+        """Fill `results` (outputs, any) with what `head` makes of the normed states; return what is finite."""
         for copy in tokens.copies:
             self._cache.copy(copy)
         finite: list[int] = []
@@ -92,7 +101,7 @@ class TorchComputation:
                 )
                 finite += is_finite.tolist()
                 if outputs:
-                    logits[num_done : num_done + len(outputs)] = self._head(self._norm(hidden, self._final_norm))
+                    results[num_done : num_done + len(outputs)] = head(self._norm(hidden, self._final_norm))
                     num_done += len(outputs)
         return finite
 

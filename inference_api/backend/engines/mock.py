@@ -6,8 +6,10 @@ a row produces depends on its own ids, seed and position only. Faults are script
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -20,13 +22,15 @@ from inference_api.backend.engines.base import (
     RowPlan,
     RowResult,
     SampleSpec,
+    ScoreSpec,
     StepPlan,
     StepResult,
     TokenMask,
 )
 from inference_api.errors import SettingError
-from inference_api.messages import TokenLogprobs
+from inference_api.messages import Pooling
 from inference_api.model_image import ModelImage
+from inference_api.sampling_params import TokenLogprobs
 
 PREFILL_TOKENS = 512
 """Prompt tokens that a step takes in: few enough that a long prompt needs several steps, as with a model."""
@@ -39,6 +43,8 @@ IMPOSSIBLE = -9999.0
 
 BLOCK_TOKENS = 8
 """Ids a row and step in the mode digits without a rate or faults, as of a speculating engine whose drafts all hold."""
+
+EMBEDDING_SIZE = 16
 
 _DIGITS = tuple(ord("0") + position % 10 for position in range(10 + BLOCK_TOKENS))
 _CLOSERS = b'"}]'
@@ -102,6 +108,7 @@ class MockEngine:
             prefill_budget=PrefillBudget(prefill_tokens, prefill_tokens),
             copies_prefixes=True,
             max_draft_tokens=DRAFT_TOKENS if script.draws_freely else 0,
+            embedding_size=EMBEDDING_SIZE,
         )
 
     @property
@@ -119,8 +126,9 @@ class MockEngine:
             if len(ids) != row_plan.start:
                 raise RuntimeError(f"row {row_plan.row} holds {len(ids)} ids, the plan starts at {row_plan.start}")
             ids.extend(row_plan.token_ids)
-            if row_plan.sample is not None:
-                results.append(self._sample(row_plan, row_plan.sample, ids))
+            result = self._answer(row_plan, ids)
+            if result is not None:
+                results.append(result)
         if self._script.tokens_per_second:
             # The device's own time: nothing else runs in the decode thread during a forward pass either.
             self._done.wait(max(0.0, began + len(results) / self._script.tokens_per_second - time.monotonic()))
@@ -144,40 +152,54 @@ class MockEngine:
                 self._rows[row.row] = []
             self.rows_in_use.add(row.row)
 
-    def _sample(self, plan: RowPlan, sample: SampleSpec, ids: list[int]) -> RowResult:
+    def _answer(self, plan: RowPlan, ids: list[int]) -> RowResult | None:
+        """Return what a row is to say, now that it holds the known `ids`; None: nothing."""
+        pools = plan.pool is not None and plan.pool.is_last
+        if plan.sample is None and plan.score is None and not pools:
+            return None
         if self._script.faults:
             error = self._fault(bytes(token_id for token_id in ids if token_id < 256))
             if error is not None:
                 return RowResult(plan.row, error=error)
-        if sample.mask is not None:
-            return self._sample_masked(plan, sample, sample.mask, ids)
-        if self._script.block_tokens > 1:
+        scores = () if plan.score is None else _scores(plan.start, plan.score)
+        embedding = _embedding(plan.pool.pooling, ids) if plan.pool is not None and pools else None
+        result = RowResult(plan.row) if plan.sample is None else self._sample(plan, plan.sample, ids)
+        return dataclasses.replace(result, scores=scores, embedding=embedding)
+
+    def _sample(self, plan: RowPlan, sample: SampleSpec, ids: list[int]) -> RowResult:
+        if self._script.block_tokens > 1 and sample.mask is None:
             first = sample.position % 10
             return _with_logprobs(RowResult(plan.row, _DIGITS[first : first + self._script.block_tokens]), sample)
-        drawn = [self._next_id(sample, ids)]
-        for index, draft_id in enumerate(plan.draft_ids, 1):
-            if draft_id != drawn[-1]:
-                break
-            ids.append(draft_id)
-            drawn.append(self._next_id(dataclasses.replace(sample, position=sample.position + index), ids))
-        return _with_logprobs(RowResult(plan.row, tuple(drawn)), sample)
-
-    def _sample_masked(self, plan: RowPlan, sample: SampleSpec, mask: TokenMask, ids: list[int]) -> RowResult:
-        """Answer with the script's id if the mask allows it, else with the lowest that it does, a blank last of all.
-
-        Every fourth position ends what it can, so that texts in JSON are short and their form comes to its end.
-        """
         try:
-            bits = int.from_bytes(mask.allowed(sample.known_ids), "little")
+            drawn = [self._draw(sample, ids)]
         except MaskError as error:
             return RowResult(plan.row, error=RowError("sampling_failed", f"Sampling failed for this request: {error}"))
+        with contextlib.suppress(MaskError):  # the next step draws there again
+            for index, draft_id in enumerate(plan.draft_ids, 1):
+                if draft_id != drawn[-1]:
+                    break
+                known_ids = (*sample.known_ids, *plan.draft_ids[:index])
+                after = dataclasses.replace(sample, position=sample.position + index, known_ids=known_ids)
+                drawn.append(self._draw(after, [*ids, *plan.draft_ids[:index]]))
+        ids += plan.draft_ids[: len(drawn) - 1]
+        return _with_logprobs(RowResult(plan.row, tuple(drawn)), sample)
+
+    def _draw(self, sample: SampleSpec, ids: list[int]) -> int:
+        return self._next_id(sample, ids) if sample.mask is None else self._draw_masked(sample, sample.mask, ids)
+
+    def _draw_masked(self, sample: SampleSpec, mask: TokenMask, ids: list[int]) -> int:
+        """Return the script's id if the mask allows it, else the lowest that it does, a blank last of all.
+
+        Every fourth position ends what it can, so that texts in JSON are short and their form comes to its end. Raises
+        MaskError.
+        """
+        bits = int.from_bytes(mask.allowed(sample.known_ids), "little")
         if not bits:
-            return RowResult(plan.row, error=RowError("sampling_failed", "No id may be drawn next."))
+            raise MaskError("No id may be drawn next.")
         wanted = [*(_CLOSERS if sample.position % CLOSING_POSITIONS == 0 else ()), self._next_id(sample, ids)]
         marks = bits & ~_BLANKS or bits
         lowest_id = (marks & -marks).bit_length() - 1
-        token_id = next((token_id for token_id in wanted if bits >> token_id & 1), lowest_id)
-        return _with_logprobs(RowResult(plan.row, (token_id,)), sample)
+        return next((token_id for token_id in wanted if bits >> token_id & 1), lowest_id)
 
     def _next_id(self, sample: SampleSpec, ids: list[int]) -> int:
         if self._script.mode == "digits":
@@ -213,6 +235,27 @@ def _with_logprobs(result: RowResult, sample: SampleSpec) -> RowResult:
         others = [(token_id, IMPOSSIBLE) for token_id in range(num_top + 1) if token_id != drawn]
         logprobs.append(TokenLogprobs(0.0, [(drawn, 0.0), *others][:num_top]))
     return dataclasses.replace(result, logprobs=tuple(logprobs))
+
+
+def _scores(start: int, score: ScoreSpec) -> tuple[TokenLogprobs, ...]:
+    """Make up the logprobs of known ids: the most likely one after an odd position, the second after an even one."""
+    scores = []
+    for position, next_id in enumerate(score.next_ids, start):
+        likely = [(next_id, -0.125 * (1 + position % 8))]
+        if position % 2 == 0:
+            likely.insert(0, (next_id - 1 if next_id else 1, -0.0625))
+        taken = {token_id for token_id, _ in likely}
+        others = [token_id for token_id in range(score.num_top + 2) if token_id not in taken]
+        top = [*likely, *((token_id, IMPOSSIBLE) for token_id in others)]
+        scores.append(TokenLogprobs(likely[-1][1], top[: score.num_top]))
+    return tuple(scores)
+
+
+def _embedding(pooling: Pooling, ids: list[int]) -> bytes:
+    """Make up EMBEDDING_SIZE numbers in [-1, 1) that every id changes."""
+    digest = hashlib.blake2b(repr((pooling.value, ids)).encode(), digest_size=2 * EMBEDDING_SIZE).digest()
+    numbers = struct.unpack(f"<{EMBEDDING_SIZE}h", digest)
+    return struct.pack(f"<{EMBEDDING_SIZE}f", *(number / (1 << 15) for number in numbers))
 
 
 def load(image: ModelImage, *, num_rows: int, context_tokens: int, script: MockScript) -> MockEngine:

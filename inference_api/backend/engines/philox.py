@@ -1,4 +1,4 @@
-"""Make the one random number that a draw needs, from (seed, choice, position) alone; PROCESS 2, every engine.
+"""Make the random numbers that a draw needs, from (seed, choice, position) alone; PROCESS 2, every engine.
 
 Counter-based: no state, so a number does not depend on what was drawn before, on which row or by which attempt. Pure
 integer arithmetic in plain Python, some 10 µs a number; knows no logits and imports no torch.
@@ -29,11 +29,12 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
+def uniform(seed: int, choice: int, position: int, stream: int = 0) -> float:
     """Return a number in [0, 1) with 53 random bits, keyed by all 64 bits of `seed` and `position`.
 
-    `choice` counts the completions of one request (32 bits). A negative seed counts as its two's complement.
+    `choice` counts the completions of one request, `stream` the numbers of one draw (32 bits each). A negative seed
+    counts as its two's complement.
     """
-    counter = (position & _WORD, (position >> 32) & _WORD, choice & _WORD, 0)
+    counter = (position & _WORD, (position >> 32) & _WORD, choice & _WORD, stream & _WORD)
     first, second, _, _ = philox4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return ((first << 32 | second) >> 11) * 2.0**-53

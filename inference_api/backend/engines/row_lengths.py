@@ -28,7 +28,13 @@ class RowLengths:
         sound: list[RowPlan] = []
         faults: dict[int, RowResult] = {}
         for row in plan.rows:
-            fault = self._fault_of(row) or self._fault_of_prefix(row, beginning) or self._fault_of_drafts(row)
+            fault = (
+                self._fault_of(row)
+                or self._fault_of_prefix(row, beginning)
+                or self._fault_of_drafts(row)
+                or self._fault_of_pool(row)
+                or self._fault_of_score(row)
+            )
             if fault is None:
                 sound.append(row)
             else:
@@ -81,3 +87,23 @@ class RowLengths:
         if len(row.draft_ids) > self._info.max_draft_tokens:
             return f"{len(row.draft_ids)} drafts are more than this engine's {self._info.max_draft_tokens}."
         return None
+
+    def _fault_of_pool(self, row: RowPlan) -> str | None:
+        if row.pool is None:
+            return None
+        if not self._info.embedding_size:
+            return "This engine makes no embeddings."
+        if row.sample is not None or row.score is not None or row.prefix is not None:
+            return "A row that is pooled computes every id itself, and draws and scores none."
+        return None
+
+    def _fault_of_score(self, row: RowPlan) -> str | None:
+        if row.score is None:
+            return None
+        if row.prefix is not None or row.draft_ids:
+            return "A row that is scored computes every id itself, and guesses none."
+        next_ids = row.score.next_ids
+        if not 0 < len(next_ids) <= len(row.token_ids):
+            return f"{len(next_ids)} ids to score do not follow {len(row.token_ids)} computed ones."
+        wrong = next((token_id for token_id in next_ids if not 0 <= token_id < self._info.vocab_size), None)
+        return None if wrong is None else f"Token id {wrong} is not within the vocabulary of {self._info.vocab_size}."

@@ -1,10 +1,11 @@
 """Draw the next id of every row from its logits; runs in the decode thread of PROCESS 2.
 
-One rule for every row, in this order: logit_rules.py, temperature, top_k, top_p, min_p, typical_p, then the inverse of
-the cumulative distribution over the kept ids in ascending id order, at one uniform number keyed by (seed, choice,
-position). Ties go to the lowest id. No noise is drawn. Batched over the rows is only what is exact in any shape:
-comparing, selecting. Every other number is computed a row at a time, most in fp64; a row without an option skips it.
-Invariant: a row's id does not depend on its neighbours. Knows no sequences, no KV cache and no stop rules.
+One rule for every row, in this order: logit_rules.py, temperature, top_k, top_p, min_p, typical_p, xtc (or mirostat in
+place of these five), then the inverse of the cumulative distribution over the kept ids in ascending id order, at one
+uniform number keyed by (seed, choice, position). Ties go to the lowest id. No noise is drawn. Batched over the rows is
+only what is exact in any shape: comparing, selecting. Every other number is computed a row at a time, most in fp64; a
+row without an option skips it. Invariant: a row's id does not depend on its neighbours. Knows no sequences, no KV cache
+and no stop rules.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from inference_api.backend.engines.base import RowError, RowResult, SampleSpec
-from inference_api.backend.engines.logit_rules import RuleError, change_logits, changes_logits, check_highest
+from inference_api.backend.engines.logit_rules import (
+    RuleError,
+    change_logits,
+    changes_logits,
+    check_highest,
+    settled_id,
+)
+from inference_api.backend.engines.mirostat import draw_with_mirostat, first_mu
 from inference_api.backend.engines.philox import uniform
 from inference_api.backend.engines.sampling_rules import (
     Few,
@@ -31,7 +40,7 @@ from inference_api.backend.engines.sampling_rules import (
     total_of,
 )
 from inference_api.backend.engines.selection import TORCH_SELECTION, Head, Selection, Wish, first_highest
-from inference_api.messages import SamplingParams, TokenLogprobs
+from inference_api.sampling_params import SamplingParams, TokenLogprobs
 
 FEW = 256
 """A top_k of at most so many ids is selected for all rows at once."""
@@ -39,15 +48,25 @@ FEW = 256
 LEAST_TEMPERATURE = 1e-6
 """Below it weights are made by division in fp64: the inverse of a temperature may be infinite in fp32."""
 
+XTC_STREAM = 1
+"""Numbers the second random number of a draw: whether xtc takes the likeliest out."""
+
+MAX_XTC_THRESHOLD = 0.5
+"""No two ids can have a larger share."""
+
 NON_FINITE = RowError("non_finite_logits", "The model produced NaN or infinite logits for this request.")
 
 
 class Draw(NamedTuple):
-    """What one row drew: an id, with its logprobs where the params ask for them; or an error and the id -1."""
+    """What one row drew: an id, with its logprobs where the params ask for them; or an error and the id -1.
+
+    `mu` is mirostat's state after it.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: RowError | None = None
+    mu: float | None = None
 
 
 def sample(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection = TORCH_SELECTION) -> list[Draw]:
@@ -59,15 +78,18 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection = T
     draws = [Draw(-1, error=NON_FINITE)] * len(specs)
     highest = {row: token_id for row, token_id in enumerate(selection.highest_ids(logits)) if token_id is not None}
     changed = [row for row in highest if changes_logits(specs[row])]
-    plain = [row for row in highest if row not in changed] if changed else list(highest)
-    drawn = _draw_rows(
-        _rows_of(logits, plain), [specs[row] for row in plain], [highest[row] for row in plain], selection
-    )
-    if changed:
-        plain += changed
-        drawn += _draw_changed(logits[changed], [specs[row] for row in changed], selection)
-    for row, draw in zip(plain, drawn, strict=True):
+    plain = {row: token_id for row, token_id in highest.items() if row not in changed} if changed else highest
+    for row, draw in _draw_rows(logits, specs, plain, selection).items():
         draws[row] = draw
+    for row in changed:
+        token_id = settled_id(specs[row], highest[row], logits.shape[1], is_greedy=is_greedy(specs[row].params))
+        draws[row] = draws[row] if token_id is None else Draw(token_id)
+    changed = [row for row in changed if draws[row].error is not None]
+    if changed:
+        copied = logits.index_select(0, torch.tensor(changed))  # (changed, vocab), a fifth of indexing's time
+        drawn = _draw_changed(copied, [specs[row] for row in changed], selection)
+        for row, draw in zip(changed, drawn, strict=True):
+            draws[row] = draw
     _add_logprobs(draws, logits, specs, selection)
     return draws
 
@@ -76,13 +98,15 @@ def drafted_specs(spec: SampleSpec, draft_ids: Sequence[int]) -> list[SampleSpec
     """Return the spec of each position that a row with drafts draws at: its own, and one after each draft.
 
     Invariant: what is drawn with them is what the row would draw without drafts, one step after another. That needs
-    specs that differ in position and known ids alone: raises ValueError for drafts beside a mask or barred ids.
+    specs that differ in position and known ids alone: raises ValueError for drafts beside barred ids or mirostat, whose
+    state is known one draw after another. A mask has to allow each draft where it stands.
     """
-    if draft_ids and (spec.mask is not None or spec.barred_ids):
-        raise ValueError("a row with a mask or barred ids has drafts")
+    if draft_ids and (spec.barred_ids or spec.params.mirostat):
+        raise ValueError("a row with barred ids or mirostat has drafts")
+    reads_known_ids = spec.params.reads_known_ids or spec.mask is not None
     specs = [spec]
     for count, draft_id in enumerate(draft_ids, start=1):
-        known = (*specs[-1].known_ids, draft_id) if spec.params.reads_known_ids else spec.known_ids
+        known = (*specs[-1].known_ids, draft_id) if reads_known_ids else spec.known_ids
         specs.append(dataclasses.replace(spec, position=spec.position + count, known_ids=known))
     return specs
 
@@ -104,17 +128,12 @@ def row_result(row: int, draws: Sequence[Draw]) -> RowResult:
     if draws[0].error is not None:
         return RowResult(row, error=draws[0].error)
     logprobs = tuple(draw.logprobs for draw in draws if draw.logprobs is not None)
-    return RowResult(row, tuple(draw.token_id for draw in draws), logprobs or None)
+    return RowResult(row, tuple(draw.token_id for draw in draws), logprobs or None, mu=draws[-1].mu)
 
 
 def is_greedy(params: SamplingParams) -> bool:
     """Say whether the highest logit is taken without a random number."""
     return params.temperature == 0 or params.top_k == 1
-
-
-def _rows_of(logits: Tensor, rows: list[int]) -> Tensor:
-    """Return those rows of `logits` (rows, vocab), ascending; a copy only if some are left out."""
-    return logits if len(rows) == logits.shape[0] else logits[rows]
 
 
 def _draw_changed(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection) -> list[Draw]:
@@ -130,30 +149,31 @@ def _draw_changed(logits: Tensor, specs: Sequence[SampleSpec], selection: Select
             check_highest(highest)
         except RuleError as failure:
             draws[row] = draws[row] if draws[row].error is not None else _failed(failure)
-    ready = [row for row, draw in enumerate(draws) if draw.error is None]
-    left = _rows_of(logits, ready)
-    for row, draw in zip(
-        ready, _draw_rows(left, [specs[row] for row in ready], first_highest(left), selection), strict=True
-    ):
+    ready = {row: highest for row, highest in enumerate(first_highest(logits)) if draws[row].error is None}
+    for row, draw in _draw_rows(logits, specs, ready, selection).items():
         draws[row] = draw
     return draws
 
 
 def _draw_rows(
-    logits: Tensor, specs: Sequence[SampleSpec], highest_ids: Sequence[int], selection: Selection
-) -> list[Draw]:
-    """Draw one id a row of `logits` (rows, vocab); none is NaN, each row's highest is finite and has its lowest id."""
-    heads = _heads(logits, specs, [row for row, spec in enumerate(specs) if not is_greedy(spec.params)], selection)
-    draws = []
-    for row, spec in enumerate(specs):
-        head = heads.get(row)
+    logits: Tensor, specs: Sequence[SampleSpec], highest_ids: Mapping[int, int], selection: Selection
+) -> dict[int, Draw]:
+    """Draw one id in each of the rows of `logits` (rows, vocab) that have a highest id, whose logit is finite.
+
+    None of these rows holds NaN; what is in the others is of no interest.
+    """
+    sampled = [row for row in highest_ids if not is_greedy(specs[row].params)]
+    heads = _heads(logits, specs, sampled, selection)
+    draws = {}
+    for row, highest_id in highest_ids.items():
+        spec, head = specs[row], heads.get(row)
         if isinstance(head, Exception):
-            draws.append(_failed(head))
+            draws[row] = _failed(head)
             continue
         try:
-            draws.append(Draw(highest_ids[row] if is_greedy(spec.params) else _draw(logits[row], spec, head)))
+            draws[row] = Draw(highest_id) if is_greedy(spec.params) else _draw(logits[row], spec, head)
         except Exception as failure:  # one row's fault must not end the others
-            draws.append(_failed(failure))
+            draws[row] = _failed(failure)
     return draws
 
 
@@ -173,19 +193,24 @@ def _add_logprobs(draws: list[Draw], logits: Tensor, specs: Sequence[SampleSpec]
             draws[wish.row] = _failed(head)
             continue
         try:
-            draws[wish.row] = _with_logprobs(draws[wish.row], logits[wish.row], wish.num_ids - 1, head)
+            draw = draws[wish.row]
+            found = token_logprobs(logits[wish.row], draw.token_id, wish.num_ids - 1, head)
+            draws[wish.row] = draw._replace(logprobs=found)
         except Exception as failure:  # one row's fault must not end the others
             draws[wish.row] = _failed(failure)
 
 
-def _with_logprobs(draw: Draw, logits: Tensor, num_top: int, head: Head) -> Draw:
-    """Add the logprobs of the drawn id and of the `num_top` most likely ones of a row's `logits` (vocab,)."""
+def token_logprobs(logits: Tensor, token_id: int, num_top: int, head: Head) -> TokenLogprobs:
+    """Return the logprobs of an id and of the `num_top` most likely ones of a row's `logits` (vocab,).
+
+    `head` has one id more, where there are as many, and weights at the temperature 1; raises ValueError without.
+    """
     if head.block_weights is None:
         raise ValueError("a head without weights")
     total = head.logits[0] + math.log(total_of(head.block_weights))
     values, ids = _first_of(logits, head, min(num_top, logits.numel()))
     top = [(token_id, value - total) for token_id, value in zip(ids, values, strict=True)]
-    return draw._replace(logprobs=TokenLogprobs(float(logits[draw.token_id]) - total, top))
+    return TokenLogprobs(float(logits[token_id]) - total, top)
 
 
 def _select(logits: Tensor, wishes: Sequence[Wish], selection: Selection) -> Sequence[Head | Exception]:
@@ -204,6 +229,8 @@ def _heads(
     wishes: dict[str, list[Wish]] = {"few": [], "border": [], "whole": []}
     for row in rows:
         params = specs[row].params
+        if params.mirostat:
+            continue
         if 0 < params.top_k < vocab:
             if params.top_k <= FEW:
                 wishes["few"].append(Wish(row, params.top_k + 1))
@@ -221,19 +248,33 @@ def _heads(
     return heads
 
 
-def _draw(logits: Tensor, spec: SampleSpec, head: Head | None) -> int:
+def _draw(logits: Tensor, spec: SampleSpec, head: Head | None) -> Draw:
     """Draw one id from the `logits` (vocab,) of one row with a temperature above 0; `head` is the row's own."""
     params = spec.params
     number = uniform(params.seed, spec.choice, spec.position)
+    if params.mirostat:
+        token_id, mu = draw_with_mirostat(logits, params, first_mu(params) if spec.mu is None else spec.mu, number)
+        return Draw(token_id, mu=mu)
+    cuts_top = _xtc_cuts(spec)
     few = None
     if head is not None:
         if 0 < params.top_k < logits.numel():
             few = _top_k(logits, params, head)
         elif params.top_p < 1 or params.min_p > 0:
             few = _border(params, head)
-        elif head.block_weights is not None:
-            return draw_by_block(logits, head.block_weights, head.logits[0], params.temperature, number)
-    return draw_of_all(logits, params, number) if few is None else draw_of_few(few, params, number)
+        elif head.block_weights is not None and not cuts_top:
+            return Draw(draw_by_block(logits, head.block_weights, head.logits[0], params.temperature, number))
+    if few is None:
+        return Draw(draw_of_all(logits, params, number, cuts_top=cuts_top))
+    return Draw(draw_of_few(few, params, number, cuts_top=cuts_top))
+
+
+def _xtc_cuts(spec: SampleSpec) -> bool:
+    """Throw the dice of xtc: say whether it takes the likeliest ids out this time."""
+    params = spec.params
+    if params.xtc_probability <= 0 or params.xtc_threshold > MAX_XTC_THRESHOLD:
+        return False
+    return uniform(params.seed, spec.choice, spec.position, XTC_STREAM) < params.xtc_probability
 
 
 def _top_k(logits: Tensor, params: SamplingParams, head: Head) -> Few:
@@ -247,7 +288,12 @@ def _top_k(logits: Tensor, params: SamplingParams, head: Head) -> Few:
 
 
 def _first_of(logits: Tensor, head: Head, count: int) -> tuple[list[float], list[int]]:
-    """Return the `count` highest logits of a row (vocab,) and their ids, in a head's order; complete on the border."""
+    """Return the `count` highest logits of a row (vocab,) and their ids, in a head's order; complete on the border.
+
+    Impossible ids among them are left out: where few ids are left there would be a border of all the others.
+    """
+    if count > 0 and head.logits[count - 1] == -math.inf:
+        count = head.logits.index(-math.inf)
     if not 0 < count < len(head.ids) or head.logits[count - 1] > head.logits[count]:
         return head.logits[:count], head.ids[:count]
     border = top_k_ids(logits, count)  # (count,), ascending: others on the border may have lower ids than the head's

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 
 BLOCK = 64
 """Ids a block; the k highest block maxima bound the k-th highest logit from below."""
@@ -59,8 +59,11 @@ class Few(NamedTuple):
         return Few(self.ids[:count], self.log_weights[:count], self.weights[:count])
 
 
-def draw_of_all(logits: Tensor, params: SamplingParams, number: float) -> int:
-    """Draw one id from the logits (vocab,) of a row, by every rule from temperature on; `number` is in [0, 1)."""
+def draw_of_all(logits: Tensor, params: SamplingParams, number: float, *, cuts_top: bool = False) -> int:
+    """Draw one id from the logits (vocab,) of a row, by every rule from temperature on; `number` is in [0, 1).
+
+    `cuts_top` says whether xtc takes the likeliest out this time.
+    """
     ids = top_k_ids(logits, params.top_k) if 0 < params.top_k < logits.numel() else None  # (k,), ascending
     scaled = (logits if ids is None else logits[ids]).double()  # (kept,), the caller's memory if it is fp64 already
     log_weights = (scaled - scaled.max()).div_(params.temperature).clamp_(min=LOWEST_LOG_WEIGHT)  # (kept,)
@@ -73,6 +76,8 @@ def draw_of_all(logits: Tensor, params: SamplingParams, number: float) -> int:
         mean = total_of(kept.weights * kept.log_weights) / total_of(kept.weights)
         surprise = (kept.log_weights - mean).abs_().neg_()  # (kept,), 0 where an id is as likely as expected
         kept = kept.only(highest_share(surprise, kept.weights, params.typical_p))
+    if cuts_top:
+        kept = _without_top(kept, params.xtc_threshold)
     index = invert(kept.weights, number)
     return index if kept.ids is None else int(kept.ids[index])
 
@@ -92,8 +97,8 @@ def draw_by_block(logits: Tensor, block_weights: Tensor, highest: float, tempera
     return pick(list(range(first, first + len(values))), weights, min(max(share, 0.0), 1.0))
 
 
-def draw_of_few(few: Few, params: SamplingParams, number: float) -> int:
-    """Draw one id from what top_k and top_p have left, by the rules after them.
+def draw_of_few(few: Few, params: SamplingParams, number: float, *, cuts_top: bool = False) -> int:
+    """Draw one id from what top_k and top_p have left, by the rules after them; `cuts_top` as for `draw_of_all`.
 
     Scalars only: no vector width or tail can change a bit.
     """
@@ -107,7 +112,27 @@ def draw_of_few(few: Few, params: SamplingParams, number: float) -> int:
         cumulative = list(accumulate(weights[index] for index in order))
         count = bisect_left(cumulative, cumulative[-1] * params.typical_p) + 1
         ids, weights = [ids[index] for index in order[:count]], [weights[index] for index in order[:count]]
+    if cuts_top:
+        least = sum(weights) * params.xtc_threshold
+        top = sorted((weight, token_id) for token_id, weight in zip(ids, weights, strict=True) if weight >= least)
+        dropped = {token_id for _, token_id in top[1:]}
+        weights = [0.0 if token_id in dropped else weight for token_id, weight in zip(ids, weights, strict=True)]
     return pick(ids, weights, number)
+
+
+def _without_top(kept: Kept, threshold: float) -> Kept:
+    """Take out what has a share of `threshold` of what is left, all but the least likely of these: xtc.
+
+    p-e-w, "Exclude top choices", text-generation-webui, pull request 6335; as in llama.cpp, src/llama-sampling.cpp,
+    `llama_sample_xtc_apply`. Of the equal ones the lowest id stays.
+    """
+    top = torch.nonzero(kept.weights >= total_of(kept.weights) * threshold).squeeze(1)  # (top,), ascending
+    if top.numel() < 2:
+        return kept
+    stays = torch.ones(kept.weights.numel(), dtype=torch.bool)  # (kept,)
+    stays[top] = False
+    stays[top[int(kept.weights[top].argmin())]] = True  # the first of the lowest
+    return kept.only(torch.nonzero(stays).squeeze(1))
 
 
 def pick(ids: list[int], weights: list[float], number: float) -> int:

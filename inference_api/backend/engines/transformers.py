@@ -19,6 +19,7 @@ from torch import Tensor
 from inference_api.backend.engines import attention_hooks
 from inference_api.backend.engines.base import (
     EngineInfo,
+    PoolSpec,
     RowPlan,
     RowResult,
     SampleSpec,
@@ -26,13 +27,15 @@ from inference_api.backend.engines.base import (
     StepResult,
 )
 from inference_api.backend.engines.model_rows import BatchedRows, ModelRows, SoloRows
+from inference_api.backend.engines.pooling import NON_FINITE_STATES, Pools, pooled_tokens
 from inference_api.backend.engines.row_kv import RowBatch, RowKV
 from inference_api.backend.engines.row_lengths import RowLengths
 from inference_api.backend.engines.sampler import row_result, sample
+from inference_api.backend.engines.scoring import score_row
 from inference_api.checkpoint import one_line
 from inference_api.errors import ModelError
-from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
+from inference_api.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ def load(
         rows.forward(RowBatch([0], [0], 1), [[0]])  # allocates every layer's KV
     else:
         rows = _choose_untested(model, RowKV(num_rows, context_tokens), image)
+    embedding_size = _embedding_size(rows)
     rows.clear(0)
     info = EngineInfo(
         engine="transformers",
@@ -79,6 +83,7 @@ def load(
         digest=_digest(image, dtype, rows),
         weight_bytes=sum(tensor.nbytes for tensor in model.parameters()),
         kv_bytes=rows.num_bytes,
+        embedding_size=embedding_size,
     )
     return TransformersEngine(rows, info)
 
@@ -151,6 +156,16 @@ def _probe(rows: ModelRows, token_ids: list[int], expected: Tensor) -> None:
         raise ModelError(f"the logits differ by {gap:.2g} from a plain forward's")
 
 
+def _embedding_size(rows: ModelRows) -> int:
+    """Return the width of the states that a model's head sees; 0 for a model that does not show them."""
+    try:
+        states = rows.states(RowBatch([0], [0], 1), [0])  # (1, hidden)
+    except Exception as error:
+        logger.warning("this model makes no embeddings: %s", one_line(error))
+        return 0
+    return 0 if states is None else states.shape[1]
+
+
 def _digest(image: ModelImage, dtype: str, rows: ModelRows) -> str:
     path = f"transformers-{transformers.__version__} torch-{torch.__version__} {dtype} {type(rows).__name__}"
     path += f" threads-{torch.get_num_threads()}"
@@ -164,6 +179,7 @@ class TransformersEngine:
         self._rows = rows
         self._info = info
         self._lengths = RowLengths(info)
+        self._pools = Pools(info.context_tokens)
         self._tainted: set[int] = set()
 
     @property
@@ -178,14 +194,19 @@ class TransformersEngine:
         for a plan that is no plan: rows out of range, out of order or twice.
         """
         sound, results = self._lengths.split(plan)
-        single = [row for row in sound if len(row.token_ids) == 1]
-        for group in ([single] if single else []) + [[row] for row in sound if len(row.token_ids) > 1]:
+        plain = [row for row in sound if row.pool is None and row.score is None]
+        single = [row for row in plain if len(row.token_ids) == 1]
+        for group in ([single] if single else []) + [[row] for row in plain if len(row.token_ids) > 1]:
             results.update(self._run(group))
+        for row in sound:
+            if row.pool is not None or row.score is not None:
+                results.update(self._read(row))
         return StepResult(tuple(results[row.row] for row in plan.rows if row.row in results))
 
     def release(self, row: int) -> None:
         """Forget a row; its KV slots may be used again from position 0."""
         self._lengths.forget(row)
+        self._pools.forget(row)
         if row in self._tainted:
             self._tainted.discard(row)
             self._rows.clear(row)
@@ -207,3 +228,33 @@ class TransformersEngine:
             if draw.error is not None or row.sample is not None:
                 results[row.row] = row_result(row.row, [draw])
         return results
+
+    def _read(self, row: RowPlan) -> dict[int, RowResult]:
+        """Compute a row that is pooled or scored, by itself; return what is to be said of it."""
+        if row.start == 0:
+            self.release(row.row)
+        result = None
+        if row.pool is not None:
+            result = self._pool(row, row.pool)
+        elif row.score is not None:
+            result = score_row(row, row.score, self._logits_of)
+        self._lengths.advance(row)
+        if result is None:
+            return {}
+        if result.error is not None:
+            self._tainted.add(row.row)
+        return {row.row: result}
+
+    def _pool(self, row: RowPlan, pool: PoolSpec) -> RowResult | None:
+        """Compute a row up to its last norm and add its states to what it has pooled; return what is to be said."""
+        states = self._rows.states(RowBatch([row.row], [row.start], len(row.token_ids)), list(row.token_ids))
+        if states is None:
+            raise ValueError("a model that shows no states has a row that is pooled")
+        if not bool(states.isfinite().all()):  # of every id: all that follows in the row sees them
+            return RowResult(row.row, error=NON_FINITE_STATES)
+        wanted = pooled_tokens(row, pool)
+        return self._pools.add(row, pool, states[wanted.start : wanted.stop])
+
+    def _logits_of(self, row: RowPlan) -> Tensor:
+        """Compute a row; return the logits (tokens, vocab) at each of its ids."""
+        return self._rows.all_logits(RowBatch([row.row], [row.start], len(row.token_ids)), list(row.token_ids))

@@ -85,7 +85,7 @@ class AnswerReader:
 
 def whole_message(head: MessageHead, reader: AnswerReader, answer: Answer) -> dict[str, object]:
     """Return the body of an answer that was not streamed."""
-    blocks = whole_blocks(reader.hear(answer.text, is_end=True))
+    blocks = whole_blocks(reader.hear(answer.text, is_end=True), head.request_id)
     return head.message(blocks, reader.ending(answer.finished), answer.finished)
 
 
@@ -95,7 +95,7 @@ class MessageEventWriter:
     def __init__(self, head: MessageHead, reader: AnswerReader) -> None:
         self._head = head
         self._reader = reader
-        self._blocks = BlockEvents()
+        self._blocks = BlockEvents(head.request_id)
 
     def begin(self) -> Iterator[bytes]:
         """Open the message; what its first block is, its text tells."""

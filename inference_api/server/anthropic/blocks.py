@@ -7,20 +7,20 @@ message around them.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable, Iterator
 
 from pydantic_core import from_json
 
 from inference_api.server.responses import event
 from inference_api.server.tools.call_parser import Argued, Called, Heard, Said
+from inference_api.server.tools.calling import call_hex
 
 INVALID_JSON = "INVALID_JSON"
 """The member that holds arguments which are no JSON (Anthropic's guide to fine-grained tool streaming)."""
 
 
-def whole_blocks(heard: Iterable[Heard]) -> list[object]:
-    """Return an answer's blocks; one without text if nothing was heard."""
+def whole_blocks(heard: Iterable[Heard], request_id: str) -> list[object]:
+    """Return an answer's blocks, its calls named after its request; one without text if nothing was heard."""
     found: list[tuple[Called | None, list[str]]] = []
     for one in heard:
         if isinstance(one, Called):
@@ -32,14 +32,15 @@ def whole_blocks(heard: Iterable[Heard]) -> list[object]:
     blocks: list[object] = []
     for called, texts in found or [(None, [])]:
         text = "".join(texts)
-        blocks.append(_text_block(text) if called is None else _tool_block(called.name, _input(text)))
+        blocks.append(_text_block(text) if called is None else _tool_block(request_id, called, _input(text)))
     return blocks
 
 
 class BlockEvents:
     """Write the events of one answer's blocks: `write` as often as something is heard, then `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
         self._index = -1
         self._is_text = False
 
@@ -52,7 +53,7 @@ class BlockEvents:
                         yield from self._open(_text_block(""), is_text=True)
                     yield self._delta({"type": "text_delta", "text": one.text})
                 case Called():
-                    yield from self._open(_tool_block(one.name, {}), is_text=False)
+                    yield from self._open(_tool_block(self._request_id, one, {}), is_text=False)
                 case Argued():
                     yield self._delta({"type": "input_json_delta", "partial_json": one.text})
 
@@ -85,8 +86,9 @@ def _text_block(text: str) -> dict[str, object]:
     return {"type": "text", "text": text}
 
 
-def _tool_block(name: str, arguments: dict[str, object]) -> dict[str, object]:
-    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": arguments}
+def _tool_block(request_id: str, called: Called, arguments: dict[str, object]) -> dict[str, object]:
+    tool_id = f"toolu_{call_hex(request_id, 0, called.index)}"
+    return {"type": "tool_use", "id": tool_id, "name": called.name, "input": arguments}
 
 
 def _input(text: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from inference_api.server.bodies import MAX_COUNT, MAX_STOPS, StopText, StrictModel
+from inference_api.server.bodies import EXAMPLE_CONVERSATION, MAX_COUNT, MAX_STOPS, StopText, StrictModel
 from inference_api.server.tools.definitions import MAX_TOOLS, FunctionName
 
 MAX_TURNS = 1024
@@ -129,7 +129,12 @@ class ConversationBody(StrictModel):
     """Members that are accepted with the values that cannot change an answer."""
 
     model: str = Field(description="One of the served models' names.")
-    messages: list[Turn] = Field(min_length=1, max_length=MAX_TURNS, description="The last one is not the assistant's.")
+    messages: list[Turn] = Field(
+        min_length=1,
+        max_length=MAX_TURNS,
+        description="The last one is not the assistant's.",
+        examples=EXAMPLE_CONVERSATION,
+    )
     system: TextContent | None = Field(None, description="Goes before the first message.")
     thinking: Thinking | None = Field(None, description='Only {"type": "disabled"}.')
     tools: list[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS, description="What the model may call.")

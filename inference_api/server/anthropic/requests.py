@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference_api.errors import PromptTooLongError
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.anthropic.bodies import MessagesBody
 from inference_api.server.generation_request import GenerationRequest, draw_seed
 from inference_api.server.validation import NativeLimits
 
 
-def make_request(body: MessagesBody, token_ids: Sequence[int], limits: NativeLimits) -> GenerationRequest:
-    """Return what is to be generated after `token_ids`; raises PromptTooLongError for what does not fit."""
+def make_request(
+    body: MessagesBody, token_ids: Sequence[int], limits: NativeLimits, *, seed: int | None = None
+) -> GenerationRequest:
+    """Return what is to be generated after `token_ids`; raises PromptTooLongError for what does not fit.
+
+    Without a seed one is drawn.
+    """
     _check_room(len(token_ids), body.max_tokens, limits.context_tokens)
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=min(body.top_k or 0, limits.vocab_size),
         top_p=1.0 if body.top_p is None else body.top_p,
-        seed=draw_seed(None),
+        seed=draw_seed(seed),
     )
     return GenerationRequest(token_ids, sampling, body.max_tokens, stop_sequences=tuple(body.stop_sequences or ()))
 

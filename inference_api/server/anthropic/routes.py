@@ -42,7 +42,8 @@ class AnthropicRoutes:
         """Answer a conversation."""
         body = self._parse(MessagesBody)
         calling = calling_of(body)
-        plain = make_request(body, self._encode(body, calling), self._context.limits)
+        seed = current_call().draw_seed()
+        plain = make_request(body, self._encode(body, calling), self._context.limits, seed=seed)
         generation, reader = calling.applied_to(plain, self._context.call_formats)
         choices = start_choices([generation], self._context)
         head = MessageHead(current_call().request_id, body.model, len(generation.token_ids))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from inference_api.server.anthropic.bodies import ConversationBody, MessagesBody
 from inference_api.server.api_docs.document import EVENTS, JSON, TEXT_PLAIN, Described
+from inference_api.server.embeddings import EmbeddingsBody
 from inference_api.server.openai.bodies import ChatBody, CompletionBody
 from inference_api.server.openai_responses.bodies import ResponsesBody
 from inference_api.server.tgi.bodies import GenerateBody
@@ -29,6 +30,7 @@ DESCRIBED: Mapping[str, Described] = {
     "native.chat": Described("native", (EVENTS,), native=True, native_rag=True),
     "openai.chat": Described("OpenAI", _BOTH, (ChatBody,)),
     "openai.completions": Described("OpenAI", _BOTH, (CompletionBody,)),
+    "embeddings.embed": Described("OpenAI", bodies=(EmbeddingsBody,)),
     "openai.models": Described("OpenAI"),
     "openai.model": Described("OpenAI"),
     "openai_responses.create": Described("OpenAI", _BOTH, (ResponsesBody,)),
@@ -38,7 +40,7 @@ DESCRIBED: Mapping[str, Described] = {
     "anthropic.count_tokens": Described("Anthropic", bodies=(ConversationBody,)),
     "tgi.generate": Described("TGI", bodies=(GenerateBody,), faults=_TGI_FAULTS),
     "tgi.generate_stream": Described("TGI", (EVENTS,), (GenerateBody,), faults=_TGI_FAULTS),
-    "tgi.root": Described("TGI", _BOTH, (GenerateBody,), faults=_TGI_FAULTS),
+    "root.answer": Described("TGI", _BOTH, (GenerateBody,), faults=_TGI_FAULTS, takes_text=True),
     "tokenization.tokenize": Described("tokens", bodies=(PromptBody, ConversationToTokenize, ContentBody, InputsBody)),
     "tokenization.detokenize": Described("tokens", bodies=(DetokenizeBody,)),
     "tokenization.apply_template": Described("tokens", bodies=(TemplateBody,)),

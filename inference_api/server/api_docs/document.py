@@ -19,6 +19,7 @@ from werkzeug.routing import Rule
 from inference_api import __version__
 from inference_api.errors import SettingError
 from inference_api.server.body_fields import Field
+from inference_api.server.idempotency import KEY_HEADER, MAX_KEY_CHARS
 from inference_api.server.validation import MAX_SEED, NATIVE_FIELDS, RAG_CONTEXT, TEXT
 
 OPENAPI_VERSION = "3.1.0"
@@ -30,11 +31,19 @@ ERROR_STATUSES = {
     "401": "No valid bearer.",
     "403": "The bearer lacks the route's scope.",
     "404": "Unknown, or another tenant's.",
-    "409": "Ended by its tenant before it had said anything.",
+    "409": "Ended by its tenant before it had said anything; or the idempotency key stands for another call.",
     "413": "The body is larger than the limit.",
     "500": "The engine failed on this request.",
     "503": "The queue is full, or the service starts or stops; `Retry-After` says when to come back.",
     "504": "A deadline passed.",
+}
+
+_KEY_PARAMETER = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Names a call that makes something: what is sent again with it gets the first one's answer.",
+    "schema": {"type": "string", "pattern": "^[!-~]+$", "minLength": 1, "maxLength": MAX_KEY_CHARS},
 }
 
 OPEN_STATUSES = ("400", "500", "503", "504")
@@ -58,6 +67,8 @@ class Described:
     """Statuses beside ERROR_STATUSES, with the latter's meaning of their surface."""
     is_open: bool = False
     """Whether no bearer is needed."""
+    takes_text: bool = False
+    """A body that is no JSON is a prompt."""
 
 
 def refuse_undescribed(app: Flask, described: Mapping[str, Described]) -> None:
@@ -109,7 +120,8 @@ def _field_schema(field: Field) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": field.summary}
     low, high = field.bounds or (None, None)
     if field.kind is list:
-        schema |= {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": field.max_entries}
+        items = {"type": "integer", "minimum": 0} if field.entry is int else _text_schema(low, high)
+        schema |= {"type": "array", "items": items, "maxItems": field.max_entries}
     elif field.kind is dict:
         numbers = {"type": "number", "minimum": low, "maximum": high}
         schema |= {"type": "object", "additionalProperties": numbers, "maxProperties": field.max_entries}
@@ -124,6 +136,10 @@ def _field_schema(field: Field) -> dict[str, Any]:
     return schema
 
 
+def _text_schema(low: float | None, high: float | None) -> dict[str, Any]:
+    return {"type": "string", "minLength": low, "maxLength": high}
+
+
 def _operation(app: Flask, rule: Rule, method: str, described: Described, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     first_line = (app.view_functions[rule.endpoint].__doc__ or "").strip().partition("\n")[0]
     operation: dict[str, Any] = {
@@ -133,15 +149,20 @@ def _operation(app: Flask, rule: Rule, method: str, described: Described, schema
         "security": [] if described.is_open else [{"bearer": []}],
         "responses": dict(_responses(described, has_parameters=bool(rule.arguments))),
     }
-    parameters = [
+    parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]+$"}}
         for name in sorted(rule.arguments)
     ]
+    if method == "POST":
+        parameters.append(_KEY_PARAMETER)
     if parameters:
         operation["parameters"] = parameters
     schema = _body_schema(described, schemas)
     if schema is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        content = {JSON: {"schema": schema}}
+        if described.takes_text:
+            content[TEXT_PLAIN] = {"schema": {"type": "string", "minLength": 1}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 

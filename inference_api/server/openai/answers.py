@@ -16,7 +16,7 @@ from inference_api.server.choices import Answer, ChoicePiece, count_cached_token
 from inference_api.server.generation import Piece
 from inference_api.server.openai.bodies import StreamOptions
 from inference_api.server.openai.errors import error_object
-from inference_api.server.openai.tokens import chat_logprobs, completion_logprobs
+from inference_api.server.openai.tokens import chat_logprobs
 from inference_api.server.responses import PING, data_event
 from inference_api.server.token_trail import TokenText
 from inference_api.server.tokenizer import Tokenizer
@@ -59,6 +59,10 @@ class Words(Protocol):
         """Return a choice's first chunk, if it has one before its text."""
         ...
 
+    def prompt(self, index: int, piece: Piece) -> dict[str, object] | None:
+        """Return the chunk that tells of a choice's prompt, if it has one, when its first piece has come."""
+        ...
+
     def text(self, index: int, text: str, tokens: Sequence[TokenText]) -> list[dict[str, object]]:
         """Return a chunk's choice with new text."""
         ...
@@ -91,6 +95,9 @@ class ChatWords:
         """Return the delta that names the role."""
         return self._chunk(index, {"role": "assistant", "content": None})
 
+    def prompt(self, index: int, piece: Piece) -> None:
+        """Return nothing: a chat's prompt is not streamed."""
+
     def text(self, index: int, text: str, tokens: Sequence[TokenText]) -> list[dict[str, object]]:
         """Return a delta with new content."""
         return [self._chunk(index, {"content": text}, self._tokens(tokens))]
@@ -111,43 +118,6 @@ class ChatWords:
         reason: str | None = None,
     ) -> dict[str, object]:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-
-
-class CompletionWords:
-    """The words of text completions. `echoes` are the prompts to put before the choices' texts, one a choice."""
-
-    kind = chunk_kind = "text_completion"
-
-    def __init__(self, tokenizer: Tokenizer, echoes: Sequence[str], *, logprobs: int | None) -> None:
-        self._tokenizer = tokenizer
-        self._echoes = echoes
-        self._logprobs = logprobs
-        self._offsets = [0] * len(echoes)
-
-    def whole(self, index: int, answer: Answer) -> dict[str, object]:
-        """Return a choice with its text."""
-        text = self._echoes[index] + answer.text
-        return self._choice(index, text, answer.tokens, FINISH_REASONS[answer.finished.reason])
-
-    def opening(self, index: int) -> dict[str, object] | None:
-        """Return the prompt, if it is echoed."""
-        return self._choice(index, self._echoes[index], (), None) if self._echoes[index] else None
-
-    def text(self, index: int, text: str, tokens: Sequence[TokenText]) -> list[dict[str, object]]:
-        """Return a chunk with new text."""
-        return [self._choice(index, text, tokens, None)]
-
-    def ending(self, index: int, piece: Piece, reason: str) -> list[dict[str, object]]:
-        """Return one chunk with the last text that tells why it ended."""
-        return [self._choice(index, piece.text, piece.tokens, reason)]
-
-    def _choice(self, index: int, text: str, tokens: Sequence[TokenText], reason: str | None) -> dict[str, object]:
-        logprobs = None
-        if self._logprobs is not None:
-            offset = self._offsets[index]
-            logprobs = completion_logprobs(tokens, self._tokenizer, first_offset=offset)
-            self._offsets[index] += sum(len(token.text) for token in tokens)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def usage_object(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int = 0) -> dict[str, object]:
@@ -196,9 +166,12 @@ class ChunkWriter:
                 yield self._chunk([opening])
 
     def piece(self, choice: ChoicePiece) -> Iterator[bytes]:
-        """Write new text, then the end if there is one."""
+        """Write what is told of the prompt, if this is the first piece, new text, and the end if there is one."""
         piece = choice.piece
         self._num_tokens[choice.index] = choice.num_tokens
+        prompt = self._words.prompt(choice.index, piece)
+        if prompt is not None:
+            yield self._chunk([prompt])
         if piece.finished is not None:
             self._ends[choice.index] = piece.finished
             self._num_tokens[choice.index] = piece.finished.num_completion_tokens

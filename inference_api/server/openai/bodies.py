@@ -10,14 +10,29 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from inference_api.server.bodies import MAX_COUNT, MAX_STOPS, MAX_TOP_LOGPROBS, StopText, StrictModel, TokenId
+from inference_api.server.bodies import (
+    DEADLINE_WORDS,
+    EXAMPLE_CONVERSATION,
+    MAX_COUNT,
+    MAX_STOPS,
+    MAX_TOP_LOGPROBS,
+    PRIORITY_WORDS,
+    Deadline,
+    Metadata,
+    Priority,
+    StopText,
+    StrictModel,
+    TokenId,
+    refuse_too_many,
+)
 from inference_api.server.generation_request import MAX_CHOICES
-from inference_api.server.openai.structured import StructuredBody
+from inference_api.server.openai.sampler_members import SamplerBody
 from inference_api.server.tools.definitions import MAX_TOOLS, Tool, ToolChoice
 from inference_api.server.validation import MAX_LISTED_IDS, MAX_STOP_IDS
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 1024
+MAX_NAME_CHARS = 64
 MAX_PROMPTS = 32
 
 
@@ -28,7 +43,7 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool = Field(default=False, description="The usage so far on every chunk.")
 
 
-class SamplingBody(StructuredBody):
+class SamplingBody(SamplerBody):
     """What chat and text completions share. A member that is null is absent."""
 
     NO_EFFECT: ClassVar[tuple[str, ...]] = (
@@ -63,10 +78,18 @@ class SamplingBody(StructuredBody):
     ignore_eos: bool | None = Field(None, description="Goes on over the model's own end.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Makes the draws repeatable.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Reports the prompt's tokens' logprobs, and so many likeliest ones'.",
+    )
     stream: bool | None = Field(None, description="Sends server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="What a stream reports beside its text.")
+    priority: Priority | None = Field(None, description=PRIORITY_WORDS)
+    deadline: Deadline | None = Field(None, description=DEADLINE_WORDS)
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -108,11 +131,15 @@ class Message(StrictModel):
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)] | None = None
     tool_calls: Annotated[list[CallMade], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    """Who speaks, or which function answers: taken, and not told to the model, which the turn's place tells enough."""
     # What OpenAI's client adds to an answer's message that is sent back as a turn: null, for there is none of it here.
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
+    provider_specific_fields: dict[str, None] | None = None
+    """litellm's copy of them, which it sends back with the message."""
 
     @property
     def text(self) -> str:
@@ -123,7 +150,12 @@ class Message(StrictModel):
 class ChatBody(SamplingBody):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, description="The conversation to answer.")
+    messages: list[Message] = Field(
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        description="The conversation to answer.",
+        examples=EXAMPLE_CONVERSATION,
+    )
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT, description="Wins over max_tokens.")
     logprobs: bool | None = Field(None, description="Reports the chosen tokens' logprobs.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="And so many likeliest ones'.")
@@ -135,13 +167,26 @@ class ChatBody(SamplingBody):
 class CompletionBody(SamplingBody):
     """The body of `POST /v1/completions`."""
 
+    max_tokens: int | None = Field(
+        None, ge=0, le=MAX_COUNT, description="Ends an answer after so many tokens; 0 to be told of the prompt alone."
+    )
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
-    ) = Field(description="What is continued: texts, or their token ids.")
+    ) = Field(description="What is continued: texts, or their token ids.", examples=["Once upon a time"])
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Makes so many, returns the n likeliest.")
     echo: bool | None = Field(None, description="Puts the prompt before each answer.")
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="The chosen tokens', and so many more.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="The chosen tokens', and so many more; the prompt's, too, if echoed.",
+    )
     suffix: None = Field(None, description="Refused unless null: the model writes no middles.")
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _refuse_too_many(cls, given: object) -> object:
+        return refuse_too_many(given, MAX_PROMPTS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flask import Response
 
-from inference_api.errors import InferenceApiError, InvalidRequestError
+from inference_api.errors import InferenceApiError, InvalidRequestError, PromptTooLongError
 from inference_api.server.generation import is_retryable
 from inference_api.server.responses import coded_response
 
@@ -25,7 +25,6 @@ _TYPES = {
 _CODES = {
     "invalid_request": None,
     "unauthenticated": "invalid_api_key",
-    "not_found": "model_not_found",
     "overloaded": "server_is_overloaded",
     "warming": "server_is_overloaded",
     "draining": "server_is_overloaded",
@@ -38,12 +37,17 @@ def error_object(error: InferenceApiError) -> dict[str, object]:
     """Return `{"error": {...}}`, the body of an error and the data of an error event."""
     return {
         "error": {
-            "message": str(error),
+            "message": _message(error),
             "type": _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error"),
             "param": error.param if isinstance(error, InvalidRequestError) else None,
             "code": _CODES.get(error.code, error.code),
         }
     }
+
+
+def _message(error: InferenceApiError) -> str:
+    """Return an error's text, in which langchain-openai 1.7.3 looks for the code: openai-python 3 shows it no more."""
+    return f"{error} ({error.code})" if isinstance(error, PromptTooLongError) else str(error)
 
 
 def openai_error_response(error: InferenceApiError) -> Response:

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inference_api.errors import InvalidRequestError
-from inference_api.messages import Grammar, SamplingParams
+from inference_api.messages import Grammar
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.generation_request import GenerationRequest, draw_seed, fit_max_tokens
 from inference_api.server.openai.bodies import SamplingBody
+from inference_api.server.openai.sampler_members import refuse_conflicts, sampler_options
 from inference_api.server.openai.structured import grammar_of
 from inference_api.server.validation import NativeLimits, distinct
 
@@ -46,20 +48,30 @@ def make_request(
         ignore_eos=bool(body.ignore_eos),
         grammar=form,
         num_choices=num_choices,
+        priority=body.priority or 0,
+        deadline_seconds=body.deadline,
+        keeps_stop=bool(body.include_stop_str_in_output),
     )
+    refuse_conflicts(body, generation)
+    _check_ids_left(generation, limits)
+    return generation
+
+
+def _check_ids_left(generation: GenerationRequest, limits: NativeLimits) -> None:
+    """Raise InvalidRequestError if all that may be drawn would end an answer that must not end yet."""
     left = generation.ids_left(limits.vocab_size, limits.stop_ids)
     if not left.num_going_on:
         raise InvalidRequestError(
-            f"min_tokens: {min_tokens} is over 0, but all {left.num_drawable} ids that may be drawn end the answer.",
+            f"min_tokens: {generation.min_tokens} is over 0, but all {left.num_drawable} ids that may be drawn end the"
+            " answer.",
             "min_tokens",
         )
-    return generation
 
 
 def check_form(grammar: Grammar | None, body: SamplingBody) -> None:
     """Raise InvalidRequestError for members that could keep an answer in a form, if there is one, from its end."""
     if grammar is not None:
-        for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
+        for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
             if getattr(body, name):
                 message = f"{name}: cannot be combined with {grammar.field}: an answer in a form ends when it is whole."
                 raise InvalidRequestError(message, name)
@@ -79,6 +91,7 @@ def _sampling(body: SamplingBody, limits: NativeLimits, logprobs: int | None) ->
         for name in ("min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
         if getattr(body, name) is not None
     }
+    options |= sampler_options(body)
     if body.logit_bias:
         options["logit_bias"] = _biases(body.logit_bias, limits)
     if body.allowed_token_ids:

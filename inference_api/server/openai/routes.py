@@ -17,21 +17,19 @@ from inference_api.server.bodies import parse_body
 from inference_api.server.choices import count_cached_tokens, likeliest
 from inference_api.server.context import ServerContext, check_model, current_call, start_choices
 from inference_api.server.event_stream import event_response
-from inference_api.server.generation_request import MAX_CHOICES, GenerationRequest, draw_seed, fit_max_tokens
-from inference_api.server.openai.answers import (
-    ChatWords,
-    ChunkWriter,
-    CompletionWords,
-    Head,
-    Words,
-    usage_object,
-    whole_answer,
-)
+from inference_api.server.generation_request import MAX_CHOICES, GenerationRequest, fit_max_tokens
+from inference_api.server.openai.answers import ChatWords, ChunkWriter, Head, Words, usage_object, whole_answer
+from inference_api.server.openai.beams import search_beams
 from inference_api.server.openai.bodies import ChatBody, CompletionBody, SamplingBody, StreamOptions
+from inference_api.server.openai.completion_words import CompletionWords, Told
 from inference_api.server.openai.conversation import turns
-from inference_api.server.openai.requests import check_form, known_ids, make_request
+from inference_api.server.openai.prompts import ids_of_each
+from inference_api.server.openai.requests import check_form, make_request
+from inference_api.server.openai.sampler_members import without_bad_words
+from inference_api.server.openai.tokens import prompt_logprobs
 from inference_api.server.openai.tool_words import ToolWords
-from inference_api.server.responses import json_response
+from inference_api.server.prompt_tokens import prompt_tokens
+from inference_api.server.responses import json_response, large_json_response
 from inference_api.server.tools.calling import made_to_call
 from inference_api.server.tools.definitions import FunctionDefinition, functions_of, instructions
 
@@ -77,7 +75,7 @@ class OpenAIRoutes:
             max_tokens=asked,
             num_choices=body.n or 1,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        )
+        ).scoring_prompt(body.prompt_logprobs)
         if functions:
             return self._answer_with_tools(body, functions, generation)
         words = ChatWords(self._context.tokenizer, logprobs=bool(body.logprobs))
@@ -87,9 +85,13 @@ class OpenAIRoutes:
         """Continue one or several prompts."""
         body = self._parse(CompletionBody)
         num_choices, num_made = body.n or 1, body.best_of or body.n or 1
-        prompts = self._prompts(body.prompt)
+        tokenizer, limits = self._context.tokenizer, self._context.limits
+        prompts = ids_of_each("prompt", body.prompt, tokenizer, limits)
         _check_choices(body, len(prompts))
-        limits, wants_best = self._context.limits, num_made > num_choices
+        wants_best = num_made > num_choices
+        told = Told(bool(body.echo), body.logprobs, body.prompt_logprobs)
+        # Where nothing is generated, the backend has the prompt to score; an echo alone would leave it nothing to do.
+        num_prompt_top = told.num_prompt_top if body.max_tokens != 0 else told.num_prompt_top or 0
         generations = [
             make_request(
                 body,
@@ -98,12 +100,10 @@ class OpenAIRoutes:
                 max_tokens=fit_max_tokens(body.max_tokens, DEFAULT_COMPLETION_TOKENS, len(token_ids), limits),
                 num_choices=num_made,
                 logprobs=0 if wants_best and body.logprobs is None else body.logprobs,
-            )
+            ).scoring_prompt(num_prompt_top)
             for token_ids in prompts
         ]
-        decode = self._context.tokenizer.decode
-        echoes = [decode(ids) if body.echo else "" for ids in prompts for _ in range(num_choices)]
-        words = CompletionWords(self._context.tokenizer, echoes, logprobs=body.logprobs)
+        words = CompletionWords(tokenizer, [ids for ids in prompts for _ in range(num_choices)], told)
         return self._answer(body, "cmpl", words, generations, num_kept=num_choices)
 
     def models(self) -> Response:
@@ -131,21 +131,10 @@ class OpenAIRoutes:
         check_model(body.model, self._context)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("stream_options: is allowed only when stream is true.", "stream_options")
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidRequestError("prompt_logprobs: is allowed only when stream is not true.", "prompt_logprobs")
         # Drawn here if it was not sent: one seed for all prompts, so that the one in the header repeats the whole call.
-        return body.model_copy(update={"seed": draw_seed(body.seed)})
-
-    def _prompts(self, given: object) -> list[list[int]]:
-        """Return the ids of each prompt; text is a caller's, ids are taken as they are."""
-        if isinstance(given, list) and not isinstance(given[0], int):
-            return [self._encode(prompt, f"prompt[{place}]") for place, prompt in enumerate(given)]
-        return [self._encode(given, "prompt")]
-
-    def _encode(self, prompt: object, name: str) -> list[int]:
-        token_ids = self._context.tokenizer.encode(prompt, field=name) if isinstance(prompt, str) else prompt
-        if not isinstance(token_ids, list) or not token_ids:
-            raise InvalidRequestError(f"{name}: is empty; at least one token is needed.", name)
-        known_ids(name, token_ids, self._context.limits)
-        return token_ids
+        return body.model_copy(update={"seed": current_call().draw_seed(body.seed)})
 
     def _answer(
         self,
@@ -155,7 +144,22 @@ class OpenAIRoutes:
         generations: Sequence[GenerationRequest],
         num_kept: int | None = None,
     ) -> Response:
-        """Submit, and answer as the body asks; of each prompt's answers the `num_kept` likeliest, if that is fewer."""
+        """Draw or search, as the body asks; of each prompt's answers the `num_kept` best, if that is fewer."""
+        if body.bad_words:
+            tokenizer, limits = self._context.tokenizer, self._context.limits
+            generations = without_bad_words(generations, body.bad_words, tokenizer, limits)
+        answer = self._search if body.use_beam_search else self._draw
+        return answer(body, prefix, words, generations, num_kept)
+
+    def _draw(
+        self,
+        body: SamplingBody,
+        prefix: str,
+        words: Words,
+        generations: Sequence[GenerationRequest],
+        num_kept: int | None,
+    ) -> Response:
+        """Submit, and answer whole or in chunks."""
         choices = start_choices(generations, self._context)
         num_prompt_tokens = sum(len(generation.token_ids) for generation in generations)
         if body.stream:
@@ -179,6 +183,25 @@ class OpenAIRoutes:
         num_made = generations[0].num_choices
         if num_kept is not None and num_kept < num_made:
             answers = likeliest(answers, num_made, num_kept)
+        answer = whole_answer(self._head(prefix, body.model), words, answers, usage)
+        if isinstance(body, ChatBody) and body.prompt_logprobs is not None:
+            # A chat has one prompt: vLLM tells it once, beside the choices.
+            tokens = prompt_tokens(generations[0].token_ids, answers[0].prompt_logprobs, self._context.tokenizer)
+            answer["prompt_logprobs"] = prompt_logprobs(tokens, self._context.tokenizer, body.prompt_logprobs)
+        tells_logprobs = generations[0].sampling.logprobs is not None or generations[0].prompt_logprobs is not None
+        return (large_json_response if tells_logprobs else json_response)(200, answer)
+
+    def _search(
+        self,
+        body: SamplingBody,
+        prefix: str,
+        words: Words,
+        generations: Sequence[GenerationRequest],
+        num_kept: int | None,
+    ) -> Response:
+        """Answer with the `num_kept` best of each prompt's beams; the usage counts every id that the search drew."""
+        answers, rounds = search_beams(body, generations, num_kept, self._context)
+        usage = usage_object(rounds.num_prompt_tokens, rounds.num_delivered_tokens, rounds.num_cached_tokens)
         return json_response(200, whole_answer(self._head(prefix, body.model), words, answers, usage))
 
     def _answer_with_tools(
@@ -194,14 +217,14 @@ class OpenAIRoutes:
             one_call=body.parallel_tool_calls is False,
         )
         check_form(generation.grammar, body)
-        words = ToolWords(self._context.tokenizer, formats, generation.num_choices)
+        words = ToolWords(self._context.tokenizer, formats, generation.num_choices, current_call().request_id)
         return self._answer(body, "chatcmpl", words, [generation])
 
     def _head(self, prefix: str, model: str) -> Head:
         ready = self._context.client.ready
         digest = ready.digest if ready is not None else ""
         answer_id = f"{prefix}-{current_call().request_id.removeprefix('req_')}"
-        return Head(answer_id, int(time.time()), model, f"fp_{digest[:12]}")
+        return Head(answer_id, current_call().created, model, f"fp_{digest[:12]}")
 
 
 def _must_call(body: ChatBody) -> bool:
@@ -221,5 +244,7 @@ def _check_choices(body: CompletionBody, num_prompts: int) -> None:
             f" at most {MAX_CHOICES} are made in one call.",
             "prompt",
         )
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequestError("logprobs: cannot go with echo: those of a prompt are not computed.", "logprobs")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise InvalidRequestError(
+            "max_tokens: is 0, so that nothing is answered; it may be with echo or prompt_logprobs.", "max_tokens"
+        )

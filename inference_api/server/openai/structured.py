@@ -33,10 +33,11 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's `response_format`."""
+    """OpenAI's `response_format`, and the place of a schema in it that the hub's client knows."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    value: Schema | None = Field(None, description="The schema of a json_object, as the hub's client sends it.")
 
 
 class StructuredOutputs(StrictModel):
@@ -86,15 +87,22 @@ def grammar_of(body: StructuredBody) -> Grammar | None:
 def _of_response_format(given: ResponseFormat | None) -> list[Grammar]:
     if given is None:
         return []
-    if given.type != "json_schema":
-        if given.json_schema is not None:
+    for type_, member, value in (
+        ("json_schema", "json_schema", given.json_schema),
+        ("json_object", "value", given.value),
+    ):
+        if value is not None and given.type != type_:
+            name = f"response_format.{member}"
             raise InvalidRequestError(
-                f"response_format.json_schema: is allowed only when response_format.type is json_schema; it is"
-                f" {given.type}.",
-                "response_format.json_schema",
+                f"{name}: is allowed only when response_format.type is {type_}; it is {given.type}.", name
             )
-        is_object = given.type == "json_object"
-        return [Grammar(GrammarKind.JSON_OBJECT, field="response_format")] if is_object else []
+    if given.type == "text":
+        return []
+    if given.type == "json_object":
+        # https://github.com/huggingface/huggingface_hub, inference/_providers/hf_inference.py: what its client makes of
+        # a json_schema for any server but the known providers.
+        described = _schema("response_format.value", given.value)
+        return described or [Grammar(GrammarKind.JSON_OBJECT, field="response_format")]
     if given.json_schema is None:
         name = "response_format.json_schema"
         raise InvalidRequestError(f"Missing required parameter: {name}.", name)

@@ -5,7 +5,6 @@ Knows OpenAI's words for a call; how calls stand in a text is the parser's.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
 
 from inference_api.messages import FinishReason
@@ -15,6 +14,7 @@ from inference_api.server.openai.answers import FINISH_REASONS, ChatWords
 from inference_api.server.token_trail import TokenText
 from inference_api.server.tokenizer import Tokenizer
 from inference_api.server.tools.call_parser import Argued, Called, CallParser, Heard, Said
+from inference_api.server.tools.calling import call_hex
 from inference_api.server.tools.formats import CallFormat
 
 CALLED = "tool_calls"
@@ -24,8 +24,9 @@ CALLED = "tool_calls"
 class ToolWords(ChatWords):
     """The words of chat completions with tools; reports no logprobs."""
 
-    def __init__(self, tokenizer: Tokenizer, formats: Sequence[CallFormat], num_choices: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, formats: Sequence[CallFormat], num_choices: int, request_id: str) -> None:
         super().__init__(tokenizer, logprobs=False)
+        self._request_id = request_id
         self._parsers = [CallParser(formats) for _ in range(num_choices)]
 
     def whole(self, index: int, answer: Answer) -> dict[str, object]:
@@ -35,7 +36,7 @@ class ToolWords(ChatWords):
         content = "".join(one.text for one in heard if isinstance(one, Said))
         message: dict[str, object] = {"role": "assistant", "content": content or None, "refusal": None}
         if parser.num_calls:
-            message["tool_calls"] = _calls(heard)
+            message["tool_calls"] = self._calls(index, heard)
         else:
             message["content"] = content
         reason = self._reason(index, FINISH_REASONS[answer.finished.reason])
@@ -55,34 +56,32 @@ class ToolWords(ChatWords):
         return CALLED if self._parsers[index].num_calls and reason == FINISH_REASONS[FinishReason.STOP] else reason
 
     def _deltas(self, index: int, heard: Iterable[Heard]) -> list[dict[str, object]]:
-        return [self._chunk(index, _delta(one)) for one in heard]
+        return [self._chunk(index, self._delta(index, one)) for one in heard]
 
+    def _delta(self, index: int, heard: Heard) -> dict[str, object]:
+        match heard:
+            case Said():
+                return {"content": heard.text}
+            case Called():
+                function = {"name": heard.name, "arguments": ""}
+                call = {"index": heard.index, "id": self._call_id(index, heard.index), "type": "function"}
+                return {"tool_calls": [{**call, "function": function}]}
+            case Argued():
+                return {"tool_calls": [{"index": heard.index, "function": {"arguments": heard.text}}]}
 
-def _delta(heard: Heard) -> dict[str, object]:
-    match heard:
-        case Said():
-            return {"content": heard.text}
-        case Called():
-            function = {"name": heard.name, "arguments": ""}
-            return {"tool_calls": [{"index": heard.index, "id": _call_id(), "type": "function", "function": function}]}
-        case Argued():
-            return {"tool_calls": [{"index": heard.index, "function": {"arguments": heard.text}}]}
+    def _calls(self, index: int, heard: Iterable[Heard]) -> list[dict[str, object]]:
+        names: list[str] = []
+        arguments: list[str] = []
+        for one in heard:
+            if isinstance(one, Called):
+                names.append(one.name)
+                arguments.append("")
+            elif isinstance(one, Argued):
+                arguments[one.index] += one.text
+        return [
+            {"id": self._call_id(index, place), "type": "function", "function": {"name": name, "arguments": text}}
+            for place, (name, text) in enumerate(zip(names, arguments, strict=True))
+        ]
 
-
-def _calls(heard: Iterable[Heard]) -> list[dict[str, object]]:
-    names: list[str] = []
-    arguments: list[str] = []
-    for one in heard:
-        if isinstance(one, Called):
-            names.append(one.name)
-            arguments.append("")
-        elif isinstance(one, Argued):
-            arguments[one.index] += one.text
-    return [
-        {"id": _call_id(), "type": "function", "function": {"name": name, "arguments": text}}
-        for name, text in zip(names, arguments, strict=True)
-    ]
-
-
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    def _call_id(self, index: int, place: int) -> str:
+        return f"call_{call_hex(self._request_id, index, place)}"

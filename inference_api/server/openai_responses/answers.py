@@ -75,10 +75,16 @@ class ResponseHead:
         }
 
 
-def ended_response(head: ResponseHead, finished: Finished, output: Output, ended_at: int) -> dict[str, object]:
+def ended_response(head: ResponseHead, finished: Finished, output: Output) -> dict[str, object]:
     """Return a response that has ended well, or at its longest; its output has taken the end."""
     usage = usage_members(head.num_prompt_tokens, finished.num_completion_tokens, finished.num_cached_tokens)
-    return head.as_dict(State(finished.reason), output.as_list(), usage, ended_at)
+    return head.as_dict(State(finished.reason), output.as_list(), usage, ended_at(head, finished))
+
+
+def ended_at(head: ResponseHead, finished: Finished) -> int:
+    """Return when a response has ended, by what it took: a repetition of its call is told the same."""
+    timing = finished.timing
+    return head.created_at + int(timing.queue_seconds + timing.prefill_seconds + timing.decode_seconds)
 
 
 def response_id(request_id: str) -> str:

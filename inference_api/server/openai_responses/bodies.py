@@ -12,21 +12,25 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from inference_api.server.bodies import MAX_COUNT, MAX_TOP_LOGPROBS, FormName, Schema, StrictModel
+from inference_api.server.bodies import (
+    DEADLINE_WORDS,
+    MAX_COUNT,
+    MAX_TOP_LOGPROBS,
+    PRIORITY_WORDS,
+    Deadline,
+    FormName,
+    Metadata,
+    Priority,
+    Schema,
+    StrictModel,
+)
 from inference_api.server.openai.bodies import MAX_MESSAGES
 from inference_api.server.tools.definitions import MAX_TOOLS, FunctionDefinition, NamedFunction
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for logprobs."""
 
-# OpenAI's bounds, API reference of responses, `metadata`.
-MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
-
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
-MetadataKey = Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)]
-MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)]
 
 
 def _refused(reason: str) -> BeforeValidator:
@@ -190,9 +194,7 @@ class ResponsesBody(StrictModel):
     stream: bool | None = Field(None, description="Sends server-sent events.")
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = Field(None, description="Accepted; nothing is stored, and the answer says so.")
-    metadata: dict[MetadataKey, MetadataValue] | None = Field(
-        None, max_length=MAX_METADATA, description="Repeated in the answer."
-    )
+    metadata: Metadata | None = Field(None, description="Repeated in the answer.")
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled"] | None = Field(None, description="What does not fit is refused, never cropped.")
@@ -206,6 +208,8 @@ class ResponsesBody(StrictModel):
     previous_response_id: Annotated[None, _NO_MEMORY] = None
     conversation: Annotated[None, _NO_MEMORY] = None
     prompt: Annotated[None, _NO_PROMPTS] = None
+    priority: Priority | None = Field(None, description=PRIORITY_WORDS)
+    deadline: Deadline | None = Field(None, description=DEADLINE_WORDS)
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None

@@ -7,8 +7,7 @@ routes, and not where one item ends and the next begins.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from inference_api.errors import AbortedError, InferenceApiError
 from inference_api.messages import ErrorInfo, Finished, FinishReason
@@ -31,15 +30,12 @@ from inference_api.server.tokenizer import Tokenizer
 
 
 class ResponseEventWriter:
-    """Write the events of one response; see `EventWriter`. `now` gives seconds since the epoch."""
+    """Write the events of one response; see `EventWriter`."""
 
-    def __init__(
-        self, head: ResponseHead, output: Output, tokenizer: Tokenizer, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, head: ResponseHead, output: Output, tokenizer: Tokenizer) -> None:
         self._head = head
         self._output = output
         self._tokenizer = tokenizer
-        self._now = now
         self._num_events = 0
         self._finished: Finished | None = None
 
@@ -63,7 +59,7 @@ class ResponseEventWriter:
         """Write the whole response, and the end of the stream."""
         if self._finished is None:
             raise RuntimeError("the response has not ended")
-        response = ended_response(self._head, self._finished, self._output, int(self._now()))
+        response = ended_response(self._head, self._finished, self._output)
         yield self._event(f"response.{State(self._finished.reason).status}", response=response)
         yield DONE
 

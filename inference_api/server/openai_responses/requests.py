@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 
 from inference_api.errors import InvalidRequestError
-from inference_api.messages import Grammar, GrammarKind, SamplingParams
+from inference_api.messages import Grammar, GrammarKind
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.generation_request import GenerationRequest, draw_seed, fit_max_tokens
 from inference_api.server.openai_responses.bodies import LOGPROBS, ResponsesBody, TextFormat
 from inference_api.server.tools.definitions import FunctionDefinition, callable_now
@@ -18,8 +19,10 @@ from inference_api.server.validation import NativeLimits
 _FORMAT = "text.format"
 
 
-def make_request(body: ResponsesBody, token_ids: Sequence[int], limits: NativeLimits) -> GenerationRequest:
-    """Return what is to be generated after `token_ids`.
+def make_request(
+    body: ResponsesBody, token_ids: Sequence[int], limits: NativeLimits, *, seed: int | None = None
+) -> GenerationRequest:
+    """Return what is to be generated after `token_ids`; without a seed one is drawn.
 
     Raises PromptTooLongError for what does not fit, InvalidRequestError for a form that is none.
     """
@@ -27,12 +30,19 @@ def make_request(body: ResponsesBody, token_ids: Sequence[int], limits: NativeLi
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=0,
         top_p=1.0 if body.top_p is None else body.top_p,
-        seed=draw_seed(None),
+        seed=draw_seed(seed),
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
     )
     max_tokens = fit_max_tokens(body.max_output_tokens, None, len(token_ids), limits)
     form = _form(body.text.format) if body.text is not None and body.text.format is not None else None
-    return GenerationRequest(token_ids, sampling, max_tokens, grammar=form)
+    return GenerationRequest(
+        token_ids,
+        sampling,
+        max_tokens,
+        grammar=form,
+        priority=body.priority or 0,
+        deadline_seconds=body.deadline,
+    )
 
 
 def functions_of(body: ResponsesBody) -> list[FunctionDefinition]:

@@ -6,7 +6,6 @@ knows it: no worker stores a response. A foreign one is as unknown as one that n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from flask import Blueprint, Response, request
@@ -58,8 +57,9 @@ class ResponsesRoutes:
         context, body = self._context, self._parse()
         generation, formats = self._generation(body)
         choices = start_choices([generation], context)
-        request_id = current_call().request_id
-        head = ResponseHead(request_id, int(time.time()), len(generation.token_ids), asked_members(body))
+        call = current_call()
+        request_id = call.request_id
+        head = ResponseHead(request_id, call.created, len(generation.token_ids), asked_members(body))
         output = Output(request_id, context.tokenizer, formats)
         if body.stream:
             return event_response(choices, ResponseEventWriter(head, output, context.tokenizer), context.settings)
@@ -68,7 +68,7 @@ class ResponsesRoutes:
         finally:
             choices.close()
         output.take_whole(answer, State(answer.finished.reason).status)
-        return json_response(200, ended_response(head, answer.finished, output, int(time.time())))
+        return json_response(200, ended_response(head, answer.finished, output))
 
     def retrieve(self, response_id: str) -> Response:
         """Return a response's state, and its usage once it has ended."""
@@ -99,7 +99,8 @@ class ResponsesRoutes:
         """Return what is generated and the formats that calls are read in; none where there are no functions."""
         functions, is_forced = functions_of(body), must_call(body)
         told = instructions(functions, is_forced=is_forced) if functions else ""
-        generation = make_request(body, self._encode(body, told), self._context.limits)
+        seed = current_call().draw_seed()
+        generation = make_request(body, self._encode(body, told), self._context.limits, seed=seed)
         if not functions:
             return generation, ()
         one_call = body.parallel_tool_calls is False

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from inference_api.errors import InferenceApiError
 from inference_api.messages import Finished, FinishReason
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.choices import Answer, ChoicePiece
 from inference_api.server.responses import PING, data_event
 from inference_api.server.tgi.errors import told
@@ -45,9 +46,10 @@ class TokenWords:
         """Return the token of an end that no id made; TGI's events have no shape without one."""
         return self._token(min(self._tokenizer.special_ids, default=0), "", None)
 
-    def prompt_token(self, token_id: int) -> dict[str, object]:
-        """Return an id of the prompt; TGI has no logprob for its first one, this service for none of them."""
-        return {"id": token_id, "text": self._tokenizer.piece_text(token_id), "logprob": None}
+    def prompt_token(self, token_id: int, logprobs: TokenLogprobs | None) -> dict[str, object]:
+        """Return an id of the prompt; the first one follows nothing and has no logprob."""
+        logprob = None if logprobs is None else logprobs.logprob
+        return {"id": token_id, "text": self._tokenizer.piece_text(token_id), "logprob": logprob}
 
     def top_tokens(self, token: TokenText) -> list[dict[str, object]]:
         """Return the likeliest ids in the place of `token`."""
@@ -129,10 +131,10 @@ class TokenEvents:
 
 def _details(answer: Answer, report: Report, words: TokenWords) -> dict[str, object]:
     tokens = [*answer.tokens, *answer.unsent]
-    prompt_ids = report.prompt_ids if report.shows_prompt_tokens else ()
+    prefill = zip(report.prompt_ids, (None, *answer.prompt_logprobs), strict=True) if report.shows_prompt_tokens else ()
     details = {
         **_end(answer.finished, report),
-        "prefill": [words.prompt_token(token_id) for token_id in prompt_ids],
+        "prefill": [words.prompt_token(token_id, logprobs) for token_id, logprobs in prefill],
         "tokens": [words.token(token) for token in tokens],
     }
     if report.num_top_tokens:

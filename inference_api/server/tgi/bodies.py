@@ -28,7 +28,9 @@ class GenerateParameters(StrictModel):
 
     adapter_id: None = Field(None, description="Refused: there are no adapters.")
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Makes so many, returns the likeliest.")
-    decoder_input_details: bool | None = Field(None, description="Reports the prompt's tokens; not in a stream.")
+    decoder_input_details: bool | None = Field(
+        None, description="Reports the prompt's tokens with their logprobs; not in a stream."
+    )
     details: bool | None = Field(None, description="Reports the end, and the tokens with their logprobs.")
     do_sample: bool | None = Field(None, description="Draws, as temperature, top_k, top_p and typical_p do, too.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Taken as often as the answer holds one.")

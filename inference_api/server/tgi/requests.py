@@ -9,7 +9,8 @@ import json
 from typing import Any
 
 from inference_api.errors import InvalidRequestError
-from inference_api.messages import Grammar, GrammarKind, SamplingParams
+from inference_api.messages import Grammar, GrammarKind
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.generation_request import GenerationRequest, draw_seed, fit_max_tokens
 from inference_api.server.tgi.bodies import GenerateParameters, GrammarParameter
 from inference_api.server.validation import NativeLimits

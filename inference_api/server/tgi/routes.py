@@ -1,21 +1,18 @@
-"""Own the TGI routes: `/generate`, `/generate_stream`, and `POST /`, which is one of them as its body says.
+"""Own the TGI routes: `/generate`, `/generate_stream`, and what `POST /` does with a body of TGI's.
 
 Runs in PROCESS 1. Authentication is done: parse, tokenize, submit, answer whole or token by token.
 """
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from flask import Blueprint, Response, request
 
-from inference_api.errors import InvalidRequestError, RefusedCallError
+from inference_api.errors import InvalidRequestError
 from inference_api.server.bodies import parse_body
 from inference_api.server.choices import likeliest
-from inference_api.server.context import ServerContext, start_choices
+from inference_api.server.context import ServerContext, current_call, start_choices
 from inference_api.server.event_stream import event_response
 from inference_api.server.generation_request import GenerationRequest
-from inference_api.server.json_body import DuplicateMemberError, parse_json
 from inference_api.server.responses import json_response
 from inference_api.server.tgi.answers import Report, TokenEvents, whole_answer
 from inference_api.server.tgi.bodies import GenerateBody, GenerateParameters
@@ -28,7 +25,6 @@ def make_tgi_blueprint(context: ServerContext) -> Blueprint:
     routes = TgiRoutes(context)
     blueprint.add_url_rule("/generate", "generate", routes.generate, methods=["POST"])
     blueprint.add_url_rule("/generate_stream", "generate_stream", routes.generate_stream, methods=["POST"])
-    blueprint.add_url_rule("/", "root", routes.root, methods=["POST"])
     return blueprint
 
 
@@ -52,12 +48,6 @@ class TgiRoutes:
 
     def root(self) -> Response:
         """Continue a text as `stream` says; a whole answer is a list of one, as the hub's API has it."""
-        if not _has_inputs():
-            raise RefusedCallError(
-                'POST / takes a JSON object with "inputs", and optionally "parameters" and "stream", as'
-                " text-generation-inference does; send Content-Type: application/json.",
-                HTTPStatus.BAD_REQUEST,
-            )
         body = _parse()
         return self._stream(body) if body.stream else json_response(200, [self._whole(body)])
 
@@ -67,6 +57,7 @@ class TgiRoutes:
         shows_prompt_tokens = bool(parameters.decoder_input_details)
         details = bool(parameters.details) or shows_prompt_tokens
         generation = self._request(body.inputs, parameters, reports_tokens=details)
+        generation = generation.scoring_prompt(0 if shows_prompt_tokens else None)
         choices = start_choices([generation], self._context)
         try:
             answers = choices.answers()
@@ -85,24 +76,12 @@ class TgiRoutes:
 
     def _request(self, inputs: str, parameters: GenerateParameters, *, reports_tokens: bool) -> GenerationRequest:
         token_ids = self._context.tokenizer.encode(inputs, field="inputs")
+        parameters = parameters.model_copy(update={"seed": current_call().draw_seed(parameters.seed)})
         return make_request(parameters, token_ids, self._context.limits, reports_tokens=reports_tokens)
 
 
 def _parse() -> GenerateBody:
     return parse_body(GenerateBody, request.get_data(), request.headers.get("Content-Type"))
-
-
-def _has_inputs() -> bool:
-    """Tell whether the body is meant for TGI; of any other fault it has, parsing it tells."""
-    if request.mimetype != "application/json":
-        return False
-    try:
-        given = parse_json(request.get_data())
-    except DuplicateMemberError:
-        return True
-    except ValueError:
-        return False
-    return isinstance(given, dict) and "inputs" in given
 
 
 def _check_stream(body: GenerateBody, *, streams: bool) -> None:

@@ -6,6 +6,7 @@ Knows no API's words for it.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 from inference_api.server.generation_request import GenerationRequest
@@ -32,3 +33,8 @@ def made_to_call(
         stops = (*generation.stop_sequences, HERMES.end)
         generation = dataclasses.replace(generation, stop_sequences=stops)
     return generation, formats
+
+
+def call_hex(request_id: str, answer: int, place: int) -> str:
+    """Return 24 digits that name the call at `place` of an answer, the same in every repetition of the request."""
+    return hashlib.sha256(f"{request_id} {answer} {place}".encode()).hexdigest()[:24]

@@ -24,7 +24,10 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-DRAWING = ("sampler.py", "sampling_rules.py", "logit_rules.py", "selection.py", "philox.py")
+DRAWING = (
+    *("sampler.py", "sampling_rules.py", "logit_rules.py", "selection.py", "philox.py"),
+    *("repetition.py", "mirostat.py"),
+)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from inference_api.backend.engines import fused_cpp, fused_library
 from inference_api.backend.engines.base import PrefixCopy, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.fused import FusedEngine, load
 from inference_api.errors import ModelError
-from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
 from inference_api.prepare import prepare
+from inference_api.sampling_params import SamplingParams
 from tests.backend.engines import tiny_models as tiny
 from tests.backend.engines.fused_checks import is_independent, same_bits, traces_of
 

@@ -22,9 +22,9 @@ from inference_api.backend.engines.fused_computation import KvCopy, StepTokens
 from inference_api.backend.engines.fused_torch_linear import EightBitLinear, FourBitLinear
 from inference_api.backend.engines.fused_weights import LinearWeights
 from inference_api.engine_artefacts import ARTEFACTS_FOLDER
-from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
 from inference_api.prepare import prepare
+from inference_api.sampling_params import SamplingParams
 from tests.backend.engines import tiny_models as tiny
 from tests.backend.engines.fused_checks import is_independent, same_bits, traces_of
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inference_api.backend.engines.base import MaskError, PrefixCopy, RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.mock import BLOCK_TOKENS, MockEngine, MockScript
 from inference_api.errors import SettingError
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 from tests.backend.factories import DIGITS, ECHO, EOS_ID, NOISE, make_image
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.mock import BLOCK_TOKENS, IMPOSSIBLE, MockEngine, MockScript
-from inference_api.messages import SamplingParams, TokenLogprobs
+from inference_api.sampling_params import SamplingParams, TokenLogprobs
 from tests.backend.factories import DIGITS, ECHO, NOISE, make_image
 
 BLOCKS = MockScript.parse("digits", 0.0, "")

@@ -37,11 +37,13 @@ def test_uniform_lies_in_the_half_open_unit_interval(seed, choice, position):
     assert 0.0 <= uniform(seed, choice, position) < 1.0
 
 
-def test_seed_choice_and_position_each_change_the_number_in_all_their_bits():
+def test_seed_choice_position_and_stream_each_change_the_number_in_all_their_bits():
     numbers = {uniform(seed, 0, 0) for seed in (0, 1, 2**31, 2**32, 2**63)}
     numbers |= {uniform(0, choice, 0) for choice in (1, 2, 2**31)}
     numbers |= {uniform(0, 0, position) for position in (1, 2, 2**20, 2**32)}
-    assert len(numbers) == 12
+    numbers |= {uniform(0, 0, 0, stream) for stream in (1, 2, 2**31)}
+    assert len(numbers) == 15
+    assert uniform(0, 0, 0, 0) == uniform(0, 0, 0)
 
 
 def test_a_negative_seed_is_its_twos_complement():

@@ -6,9 +6,18 @@ import dataclasses
 
 import pytest
 
-from inference_api.backend.engines.base import EngineInfo, PrefixCopy, RowPlan, SampleSpec, StepPlan
+from inference_api.backend.engines.base import (
+    EngineInfo,
+    PoolSpec,
+    PrefixCopy,
+    RowPlan,
+    SampleSpec,
+    ScoreSpec,
+    StepPlan,
+)
 from inference_api.backend.engines.row_lengths import RowLengths
-from inference_api.messages import SamplingParams
+from inference_api.messages import Pooling
+from inference_api.sampling_params import SamplingParams
 
 INFO = EngineInfo(
     "x",
@@ -21,7 +30,9 @@ INFO = EngineInfo(
     digest="",
     copies_prefixes=True,
     max_draft_tokens=3,
+    embedding_size=4,
 )
+POOL = PoolSpec(Pooling.MEAN, is_last=True)
 SAMPLE = SampleSpec(SamplingParams(1.0, 1, 1.0, 7), 0, 1)
 
 
@@ -122,3 +133,48 @@ def test_an_engine_that_copies_no_prefixes_refuses_them() -> None:
     lengths = RowLengths(dataclasses.replace(INFO, copies_prefixes=False))
     lengths.advance(RowPlan(2, 0, (1, 2), None))
     assert fault_of(lengths, RowPlan(2, 2, (1,), None, PrefixCopy(2, 2))) == "This engine copies no prefixes."
+
+
+def test_a_pooled_row_computes_every_id_itself_and_is_asked_for_nothing_else(lengths: RowLengths) -> None:
+    lengths.advance(RowPlan(1, 0, (1, 2, 3), None))
+    assert fault_of(lengths, RowPlan(0, 0, (1, 2), None, pool=POOL)) == ""
+    for row in (
+        RowPlan(0, 0, (1, 2), SAMPLE, pool=POOL),
+        RowPlan(0, 0, (1, 2), None, pool=POOL, score=ScoreSpec((1,), 0)),
+        RowPlan(0, 2, (1, 2), None, PrefixCopy(1, 2), pool=POOL),
+    ):
+        assert "A row that is pooled" in fault_of(lengths, row)
+
+
+def test_an_engine_without_embeddings_pools_nothing() -> None:
+    lengths = RowLengths(dataclasses.replace(INFO, embedding_size=0))
+    assert fault_of(lengths, RowPlan(0, 0, (1, 2), None, pool=POOL)) == "This engine makes no embeddings."
+
+
+@pytest.mark.parametrize(
+    ("next_ids", "text"),
+    [
+        ((1,), ""),
+        ((1, 2), ""),
+        ((), "0 ids to score do not follow 2"),
+        ((1, 2, 3), "3 ids to score do not follow 2"),
+        ((1, 10), "Token id 10 is not within the vocabulary of 10."),
+        ((-1,), "Token id -1 is not within the vocabulary of 10."),
+    ],
+)
+def test_ids_to_score_follow_computed_ones_and_are_of_the_vocabulary(
+    lengths: RowLengths, next_ids: tuple[int, ...], text: str
+) -> None:
+    fault = fault_of(lengths, RowPlan(0, 0, (1, 2), SAMPLE, score=ScoreSpec(next_ids, 5)))
+    assert text in fault
+    assert bool(fault) == bool(text)
+
+
+def test_a_scored_row_takes_no_prefix_and_guesses_nothing(lengths: RowLengths) -> None:
+    lengths.advance(RowPlan(1, 0, (1, 2, 3), None))
+    score = ScoreSpec((1,), 5)
+    for row in (
+        RowPlan(0, 2, (1, 2), None, PrefixCopy(1, 2), score=score),
+        RowPlan(0, 0, (1, 2), SAMPLE, draft_ids=(3,), score=score),
+    ):
+        assert "A row that is scored" in fault_of(lengths, row)

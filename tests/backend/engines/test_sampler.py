@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inference_api.backend.engines import sampler, sampling_rules
 from inference_api.backend.engines.base import SampleSpec
 from inference_api.backend.engines.sampler import Draw
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 from tests.backend.engines.scalar_sampler import BORDER, probabilities_of, reference_draw
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_torch_thread")]

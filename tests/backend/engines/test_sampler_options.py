@@ -14,7 +14,7 @@ import torch
 from inference_api.backend.engines import sampler
 from inference_api.backend.engines.base import MaskError, RowError, RowResult, SampleSpec
 from inference_api.backend.engines.sampler import Draw, accepted, drafted_specs, row_result
-from inference_api.messages import SamplingParams, TokenLogprobs
+from inference_api.sampling_params import SamplingParams, TokenLogprobs
 from tests.backend.engines.scalar_sampler import (
     BORDER,
     changed_logits,
@@ -70,6 +70,16 @@ def ids_over(logits: torch.Tensor, spec: SampleSpec, draws: int = 300) -> set[in
     return {draw.token_id for draw in sampler.sample(logits.expand(draws, -1), specs)}
 
 
+class EvenBreakers:
+    """Ids that divide by four are breakers."""
+
+    def num_after(self, ids: Sequence[int]) -> int:
+        return next((count for count, token_id in enumerate(reversed(ids)) if self.is_in(token_id)), len(ids))
+
+    def is_in(self, token_id: int) -> bool:
+        return token_id % 4 == 0
+
+
 def random_options(source: random.Random, vocab: int) -> dict[str, object]:
     """Choose some options and their values; at least one id stays possible."""
     some = source.sample(range(vocab), min(vocab, 12))
@@ -83,15 +93,26 @@ def random_options(source: random.Random, vocab: int) -> dict[str, object]:
         "allowed_ids": tuple(some),
         "banned_ids": tuple(some[: vocab // 2 and 5]),
         "logprobs": source.choice([0, 1, 5]),
+        "bad_sequences": tuple(tuple(source.choices(range(min(vocab, 4)), k=source.randint(2, 3))) for _ in range(4)),
+        "dry_multiplier": source.choice([0.5, 2.0, 1e9]),
+        "dry_base": source.choice([1.0, 1.2, 1.75]),
+        "dry_allowed_length": source.choice([1, 2, 4]),
+        "dry_penalty_last_n": source.choice([0, 8, 20]),
+        "top_n_sigma": source.choice([0.3, 1.0, 2.5]),
+        "xtc_probability": source.choice([0.3, 1.0]),
+        "xtc_threshold": source.choice([0.0, 0.02, 0.1, 0.3]),
     }
     chosen = {name: value for name, value in choices.items() if source.random() < 0.3}
     if "allowed_ids" in chosen and set(chosen.get("banned_ids", ())) >= set(some):
         del chosen["allowed_ids"]
+    if source.random() < 0.15:
+        chosen |= {"mirostat": source.choice([1, 2]), "mirostat_tau": source.choice([0.5, 2.0, 5.0])}
     return chosen
 
 
 def random_spec(source: random.Random, vocab: int, index: int) -> SampleSpec:
-    known = [source.randrange(vocab) for _ in range(source.randint(1, 30))]
+    num_distinct = source.choice([2, 4, vocab])
+    known = [source.randrange(min(vocab, num_distinct)) for _ in range(source.randint(1, 30))]
     allowed = set(range(vocab)) if source.random() < 0.8 else {i for i in range(vocab) if source.random() < 0.7}
     return SampleSpec(
         SamplingParams(
@@ -107,6 +128,8 @@ def random_spec(source: random.Random, vocab: int, index: int) -> SampleSpec:
         known,
         frozenset(source.sample(range(vocab), min(3, vocab - 1)) if source.random() < 0.2 else ()),
         None if len(allowed) == vocab else FormMask([bits_of(sorted(allowed), vocab)]),
+        EvenBreakers() if source.random() < 0.5 else None,
+        source.choice([None, -3.0, 1.5, 6.0]),
     )
 
 
@@ -128,7 +151,7 @@ def test_random_combinations_equal_the_scalar_reference(dtype: torch.dtype, step
                 assert draw.error is not None and "rule all of them out" in draw.error.message
                 continue
             counts["border" if margin <= BORDER else "compared"] += 1
-            assert margin <= BORDER or draw._replace(logprobs=None) == Draw(expected), spec
+            assert margin <= BORDER or draw._replace(logprobs=None, mu=None) == Draw(expected), spec
     assert counts["compared"] > 120 and counts["border"] < 8, counts
 
 
@@ -298,7 +321,14 @@ def test_a_bias_beyond_what_a_logit_holds_fails_its_row_alone() -> None:
     assert second == Draw(0)
 
 
-@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logprobs": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logprobs": 2},
+        {"dry_multiplier": 3.0, "dry_allowed_length": 1, "xtc_probability": 0.5, "bad_sequences": ((1, 2),)},
+    ],
+)
 def test_drafted_positions_draw_what_single_steps_would(options: dict[str, object]) -> None:
     prompt, steps, vocab = (3, 1, 2), 6, 50
     # Stands for a model: the logits at a position depend on the position alone.
@@ -326,8 +356,9 @@ def test_a_fault_after_accepted_drafts_is_left_to_the_next_step() -> None:
     assert row_result(2, [failed]) == RowResult(2, error=failed.error)
 
 
-def test_a_row_with_a_mask_or_barred_ids_has_no_drafts() -> None:
-    for bound in ({"mask": FormMask([b"\xff"])}, {"barred_ids": frozenset({1})}):
+def test_a_row_with_barred_ids_or_mirostat_has_no_drafts() -> None:
+    mirostat = msgspec.structs.replace(plain().params, mirostat=2)
+    for bound in ({"barred_ids": frozenset({1})}, {"params": mirostat}):
         spec = dataclasses.replace(plain(), **bound)
         assert drafted_specs(spec, []) == [spec]
         with pytest.raises(ValueError, match="has drafts"):

@@ -10,7 +10,7 @@ import torch
 from inference_api.backend.engines import sampler
 from inference_api.backend.engines.base import SampleSpec
 from inference_api.backend.engines.selection import Head, TorchSelection, Wish
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_torch_thread")]
 

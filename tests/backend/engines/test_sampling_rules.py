@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference_api.backend.engines.sampling_rules import draw_of_all, highest_share, total_of
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.torch
 

@@ -13,9 +13,9 @@ import torch
 from inference_api.backend.engines.base import RowPlan, SampleSpec, StepPlan
 from inference_api.backend.engines.transformers import load
 from inference_api.errors import ModelError
-from inference_api.messages import SamplingParams
 from inference_api.model_image import ModelImage
 from inference_api.prepare import prepare
+from inference_api.sampling_params import SamplingParams
 from tests.backend.engines import tiny_models as tiny
 from tests.backend.engines.allocations import Allocations
 

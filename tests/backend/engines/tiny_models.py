@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from inference_api.backend.engines.base import Engine, RowError, RowPlan, SampleSpec, StepPlan
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 
 CONTEXT_TOKENS = 96
 VOCAB_SIZE = 259

@@ -88,3 +88,20 @@ def test_a_native_body_is_described_by_the_table_that_parses_it(document) -> Non
         "default": 40,
     }
     assert "rag_context" not in document["components"]["schemas"]["NativeBody"]["properties"]
+
+
+def test_what_is_posted_may_carry_an_idempotency_key(document) -> None:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            names = [parameter["name"] for parameter in operation.get("parameters", ())]
+            assert ("Idempotency-Key" in names) == (method == "post"), path
+
+
+def test_the_root_takes_a_text_beside_json_and_no_other_route_does(document) -> None:
+    takes_text = {
+        path
+        for path, operations in document["paths"].items()
+        if "text/plain" in operations.get("post", {}).get("requestBody", {}).get("content", {})
+    }
+    assert takes_text == {"/"}
+    assert "application/json" in document["paths"]["/"]["post"]["requestBody"]["content"]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from inference_api.errors import BackendLostError
-from inference_api.messages import FinishReason, TokenLogprobs
+from inference_api.messages import FinishReason
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.choices import Answer, ChoicePiece
 from inference_api.server.generation import Piece
 from inference_api.server.openai.answers import (
     FINISH_REASONS,
     ChatWords,
     ChunkWriter,
-    CompletionWords,
     Head,
     Words,
     usage_object,
@@ -79,16 +79,6 @@ def test_a_whole_chat_answer_has_every_member(tokenizer: Tokenizer) -> None:
     assert usage_object(5, 3).items() >= {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}.items()
 
 
-def test_a_whole_completion_has_every_member_and_the_prompt_if_it_is_echoed(tokenizer: Tokenizer) -> None:
-    words = CompletionWords(tokenizer, ["", "say "], logprobs=None)
-    body = whole_answer(HEAD, words, [Answer("hi", STOPPED, ())] * 2, usage_object(5, 2))
-    assert body["object"] == "text_completion"
-    assert body["choices"] == [
-        {"index": 0, "text": "hi", "logprobs": None, "finish_reason": "stop"},
-        {"index": 1, "text": "say hi", "logprobs": None, "finish_reason": "stop"},
-    ]
-
-
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH, FinishReason.QUOTA])
 def test_every_honest_end_has_a_word_that_openais_types_know(reason: FinishReason) -> None:
     assert FINISH_REASONS[reason] in ("stop", "length")
@@ -112,34 +102,6 @@ def test_chat_logprobs_tell_text_bytes_and_the_likeliest(tokenizer: Tokenizer) -
     assert choice["logprobs"]["refusal"] is None
 
 
-def test_completion_logprobs_tell_offsets_that_go_on_from_chunk_to_chunk(tokenizer: Tokenizer) -> None:
-    words = CompletionWords(tokenizer, [""], logprobs=2)
-    first: Any = words.text(0, "h\u00e9", [token("h", (ord("i"), -0.25), (ord("h"), -0.5)), token("\u00e9")])[0]
-    assert first["logprobs"] == {
-        "text_offset": [0, 1],
-        "tokens": ["h", "\u00e9"],
-        "token_logprobs": [-0.5, -0.5],
-        "top_logprobs": [{"h": -0.5, "i": -0.25}, {"\u00e9": -0.5}],
-    }
-    (last,) = words.ending(0, Piece("yo", STOPPED, (token("yo"),)), "stop")
-    assert (last["text"], last["finish_reason"]) == ("yo", "stop")
-    assert last["logprobs"]["text_offset"] == [2]
-
-
-def test_of_two_ids_with_one_text_the_chosen_ones_logprob_is_told(tokenizer: Tokenizer) -> None:
-    words = CompletionWords(tokenizer, [""], logprobs=2)
-    chosen = TokenText(0xC3, "\ufffd", TokenLogprobs(-2.0, [(0xC4, -0.5), (0xC3, -2.0)]))
-    choice: Any = words.text(0, "\ufffd", [chosen])[0]
-    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -2.0}]
-
-
-def test_a_chosen_token_inside_a_character_is_told_once_by_the_text_it_brought(tokenizer: Tokenizer) -> None:
-    words = CompletionWords(tokenizer, [""], logprobs=2)
-    half = TokenText(0xC3, "", TokenLogprobs(-0.5, [(0xC3, -0.5), (ord("x"), -1.0)]))
-    choice: Any = words.text(0, "", [half])[0]
-    assert choice["logprobs"]["top_logprobs"] == [{"": -0.5, "x": -1.0}]
-
-
 def test_a_streamed_chat_opens_with_the_role_and_ends_without_content(tokenizer: Tokenizer) -> None:
     found = written(
         writer(ChatWords(tokenizer, logprobs=False)),
@@ -158,20 +120,6 @@ def test_a_streamed_chat_opens_with_the_role_and_ends_without_content(tokenizer:
             ({"content": "y"}, None),
             ({}, "stop"),
         ]
-    ]
-
-
-def test_a_streamed_completion_ends_with_its_last_text(tokenizer: Tokenizer) -> None:
-    found = written(
-        writer(CompletionWords(tokenizer, ["say "], logprobs=None)),
-        ChoicePiece(0, Piece("he", None), 2),
-        ChoicePiece(0, Piece("y", STOPPED), 3),
-    )
-    choices = [chunk["choices"][0] for chunk in found[:-1]]
-    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
-        ("say ", None),
-        ("he", None),
-        ("y", "stop"),
     ]
 
 

@@ -18,7 +18,7 @@ from inference_api.server.openai.bodies import (
     SamplingBody,
     StreamOptions,
 )
-from inference_api.server.openai.structured import StructuredBody
+from inference_api.server.openai.sampler_members import SamplerBody
 from inference_api.server.validation import MAX_LISTED_IDS, MAX_STOP_IDS
 
 HELLO = {"role": "user", "content": "hello"}
@@ -42,7 +42,9 @@ def refused(model: type[SamplingBody], /, **members: Any) -> str | None:
 
 # Member, the last good value on either side, the first bad one on either side (None: there is no such side).
 BOUNDS: list[tuple[tuple[type[SamplingBody], ...], str, tuple[Any, Any], tuple[Any, Any]]] = [
-    (BOTH, "max_tokens", (1, 10**9), (0, None)),
+    ((ChatBody,), "max_tokens", (1, 10**9), (0, None)),
+    ((CompletionBody,), "max_tokens", (0, 10**9), (-1, None)),
+    (BOTH, "prompt_logprobs", (0, MAX_TOP_LOGPROBS), (-1, MAX_TOP_LOGPROBS + 1)),
     (BOTH, "temperature", (0, 2), (-0.001, 2.001)),
     (BOTH, "top_p", (1e-9, 1), (0, 1.001)),
     (BOTH, "top_k", (-1, 10**9), (-2, None)),
@@ -61,6 +63,8 @@ BOUNDS: list[tuple[tuple[type[SamplingBody], ...], str, tuple[Any, Any], tuple[A
     (BOTH, "min_tokens", (0, 10**9), (-1, None)),
     (BOTH, "seed", (-(2**63), 2**63 - 1), (-(2**63) - 1, 2**63)),
     (BOTH, "n", (1, MAX_CHOICES), (0, MAX_CHOICES + 1)),
+    (BOTH, "priority", (-100, 100), (-101, 101)),
+    (BOTH, "deadline", (0.1, 600), (0.099, None)),
     ((ChatBody,), "messages", ([HELLO], [HELLO] * MAX_MESSAGES), ([], [HELLO] * (MAX_MESSAGES + 1))),
     ((ChatBody,), "max_completion_tokens", (1, 10**9), (0, None)),
     ((ChatBody,), "top_logprobs", (0, MAX_TOP_LOGPROBS), (-1, MAX_TOP_LOGPROBS + 1)),
@@ -101,6 +105,9 @@ WRONG: dict[str, list[Any]] = {
     "ignore_eos": ["true", 1, []],
     "seed": ["1", 1.5, True],
     "n": ["1", 1.5, True],
+    "priority": ["1", 1.5, True],
+    "deadline": ["1", True, float("inf"), [1]],
+    "prompt_logprobs": ["1", 1.5, True],
     "stream": ["true", 1, []],
     "stream_options": ["x", 1, [], {"include_usage": 1}, {"continuous_usage_stats": "x"}, {"other": True}],
     "user": [1, [], {}],
@@ -134,10 +141,17 @@ WRONG_OF: dict[type[SamplingBody], dict[str, list[Any]]] = {
 @pytest.mark.parametrize("model", BOTH)
 def test_each_wrong_type_is_refused_by_its_member(model: type[SamplingBody]) -> None:
     table = {**WRONG, **WRONG_OF[model]}
-    assert table.keys() == model.model_fields.keys() - StructuredBody.model_fields.keys()
+    assert table.keys() == model.model_fields.keys() - SamplerBody.model_fields.keys()
     for name, values in table.items():
         for value in values:
             assert (refused(model, **{name: value}) or "").startswith(name), (name, value)
+
+
+@pytest.mark.parametrize("prompts", [["x"] * (MAX_PROMPTS + 1), [[1]] * (MAX_PROMPTS + 1)])
+def test_too_many_prompts_are_told_as_such_and_not_as_a_wrong_type(prompts: list[Any]) -> None:
+    text = f"prompt: List should have at most {MAX_PROMPTS} items, not {MAX_PROMPTS + 1}; it is a list of 33."
+    with pytest.raises(InvalidRequestError, match=text):
+        parse(CompletionBody, prompt=prompts)
 
 
 @pytest.mark.parametrize("model", BOTH)
@@ -177,6 +191,18 @@ def test_a_single_stop_is_a_list_of_one() -> None:
     assert parse(ChatBody, stop=["x", "y"]).stop == ["x", "y"]
 
 
+@pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {"k": "v" * 513}, {str(n): "" for n in range(17)}])
+def test_metadata_is_bounded(metadata: dict[str, str]) -> None:
+    assert (refused(ChatBody, metadata=metadata) or "").startswith("metadata")
+    parse(ChatBody, metadata={str(n) * 2: "v" * 512 for n in range(16)})
+
+
+def test_a_message_may_have_a_name_of_bounded_length() -> None:
+    body = parse(ChatBody, messages=[{**HELLO, "name": "n" * 64}])
+    assert body.messages[0].name == "n" * 64
+    assert "name" in (refused(ChatBody, messages=[{**HELLO, "name": "n" * 65}]) or "")
+
+
 def test_parts_of_a_message_stand_on_lines_of_their_own() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     body = parse(ChatBody, messages=[{"role": "user", "content": parts}, HELLO])
@@ -188,6 +214,10 @@ def test_an_answer_can_be_sent_back_as_the_next_turn_as_openais_client_dumps_it(
     answer = {"role": "assistant", "content": "hi", **empty}
     assert parse(ChatBody, messages=[HELLO, answer, HELLO]).messages[1].text == "hi"
     assert refused(ChatBody, messages=[HELLO, {**answer, "refusal": "no"}]) == "messages[1].refusal"
+    copied = {"provider_specific_fields": {"refusal": None}}
+    assert parse(ChatBody, messages=[HELLO, {**answer, **copied}]).messages[1].text == "hi"
+    place = "messages[1].provider_specific_fields.refusal"
+    assert refused(ChatBody, messages=[HELLO, {**answer, "provider_specific_fields": {"refusal": "no"}}]) == place
 
 
 @pytest.mark.parametrize("model", BOTH)

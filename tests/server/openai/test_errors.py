@@ -19,6 +19,7 @@ from inference_api.errors import (
     PromptTooLongError,
     RefusedCallError,
     UnauthenticatedError,
+    UnknownModelError,
     WarmingError,
 )
 from inference_api.server.openai.errors import error_object, openai_error_response
@@ -28,7 +29,8 @@ ERRORS = [
     (PromptTooLongError("it broke"), 400, "invalid_request_error", "context_length_exceeded", False),
     (UnauthenticatedError("it broke"), 401, "authentication_error", "invalid_api_key", False),
     (ForbiddenError("it broke"), 403, "permission_error", "forbidden", False),
-    (NotFoundError("it broke"), 404, "not_found_error", "model_not_found", False),
+    (NotFoundError("it broke"), 404, "not_found_error", "not_found", False),
+    (UnknownModelError("it broke"), 404, "not_found_error", "model_not_found", False),
     (AbortedError("it broke"), 409, "conflict_error", "aborted", False),
     (BodyTooLargeError("it broke"), 413, "invalid_request_error", "body_too_large", False),
     (RefusedCallError("it broke", 405), 405, "invalid_request_error", "method_not_allowed", False),
@@ -46,7 +48,8 @@ ERRORS = [
 def test_each_error_has_the_words_that_clients_match_on(error, status, kind, code, retry) -> None:
     response = openai_error_response(error)
     param = "n" if isinstance(error, InvalidRequestError) else None
-    body = {"error": {"message": "it broke", "type": kind, "param": param, "code": code}}
+    message = "it broke (context_length_exceeded)" if code == "context_length_exceeded" else "it broke"
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     assert response.status_code == status and response.content_type == "application/json"
     assert response.get_json() == error_object(error) == body
     assert response.headers["X-Should-Retry"] == str(retry).lower()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inference_api.errors import InvalidRequestError, PromptTooLongError
-from inference_api.messages import SamplingParams
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.bodies import parse_body
 from inference_api.server.generation_request import GenerationRequest
 from inference_api.server.openai.bodies import CompletionBody
@@ -33,6 +33,11 @@ def refused(**members: Any) -> tuple[str, str | None]:
 
 def test_what_is_absent_is_off_and_nothing_of_it_crosses() -> None:
     assert make() == GenerationRequest(PROMPT, SamplingParams(1.0, 0, 1.0, 7), 5)
+
+
+def test_the_priority_and_the_deadline_cross() -> None:
+    request = make(priority=-3, deadline=2)
+    assert (request.priority, request.deadline_seconds) == (-3, 2.0)
 
 
 def test_everything_that_was_sent_crosses() -> None:

@@ -275,9 +275,15 @@ def test_continuous_usage_counts_what_has_come(app: Flask, path: str) -> None:
         (TEXT, {"best_of": 2, "stream": True}, "best_of: cannot be streamed when it is over n.", "best_of"),
         (
             TEXT,
-            {"echo": True, "logprobs": 0},
-            "logprobs: cannot go with echo: those of a prompt are not computed.",
-            "logprobs",
+            {"max_tokens": 0, "logprobs": 1},
+            "max_tokens: is 0, so that nothing is answered; it may be with echo or prompt_logprobs.",
+            "max_tokens",
+        ),
+        (
+            CHAT,
+            {"prompt_logprobs": 1, "stream": True},
+            "prompt_logprobs: is allowed only when stream is not true.",
+            "prompt_logprobs",
         ),
         (
             TEXT,

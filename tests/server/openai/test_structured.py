@@ -38,6 +38,7 @@ def refused(**members: Any) -> tuple[str, str | None]:
     [
         ({"response_format": {"type": "json_object"}}, "json_object", "", "response_format"),
         ({"response_format": FORM}, "json_schema", TEXT, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, "json_schema", TEXT, "response_format.value"),
         ({"structured_outputs": {"json": SCHEMA}}, "json_schema", TEXT, "structured_outputs.json"),
         ({"structured_outputs": {"json": TEXT}}, "json_schema", TEXT, "structured_outputs.json"),
         ({"structured_outputs": {"json_object": True}}, "json_object", "", "structured_outputs.json_object"),
@@ -103,6 +104,12 @@ def test_without_a_form_there_is_no_grammar(members: Any) -> None:
             "is allowed only when response_format.type is json_schema; it is json_object",
             "response_format.json_schema",
         ),
+        (
+            {"response_format": {**FORM, "value": SCHEMA}},
+            "is allowed only when response_format.type is json_object; it is json_schema",
+            "response_format.value",
+        ),
+        ({"response_format": {"type": "json_object", "value": TEXT}}, "it is", "response_format.value"),
         ({"response_format": {"type": "text", "more": 1}}, "Unknown parameter", "response_format.more"),
         ({"structured_outputs": {}}, "asks for no form", "structured_outputs"),
         ({"structured_outputs": {"json_object": False}}, "asks for no form", "structured_outputs"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, RequestView
+from inference_api.messages import ErrorInfo, Finished, FinishReason, RequestView, Timing
 from inference_api.server.choices import Answer
 from inference_api.server.context import ServerContext
 from inference_api.server.openai_responses.answers import (
@@ -20,6 +20,7 @@ from inference_api.server.openai_responses.bodies import ResponsesBody
 from inference_api.server.openai_responses.items import Output
 
 HEX = "ab" * 16
+TIMING = Timing(1.5, 2.5, 5.25, 1, 10)
 HEAD = ResponseHead(f"req_{HEX}", 1_700_000_000, 7, asked_members(ResponsesBody(model="mock", input="hi")))
 ASKED = {
     "model": "mock",
@@ -74,10 +75,10 @@ def test_a_response_that_runs_has_no_output_and_no_usage() -> None:
 def test_an_ended_response_holds_its_message_and_its_usage(
     context: ServerContext, reason: FinishReason, status: str, ended_at: int | None, details: object
 ) -> None:
-    finished = Finished(reason, 3, NO_TIMING, num_cached_tokens=5)
+    finished = Finished(reason, 3, TIMING, num_cached_tokens=5)
     output = Output(HEAD.request_id, context.tokenizer)
     output.take_whole(Answer("one", finished, ()), status)
-    assert ended_response(HEAD, finished, output, 1_700_000_009) == {
+    assert ended_response(HEAD, finished, output) == {
         "id": f"resp_{HEX}",
         "object": "response",
         "created_at": 1_700_000_000,

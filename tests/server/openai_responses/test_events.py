@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from inference_api.errors import AbortedError, BackendLostError, InferenceApiError
-from inference_api.messages import FinishReason, TokenLogprobs
+from inference_api.messages import FinishReason
+from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.choices import Answer, ChoicePiece
 from inference_api.server.context import ServerContext
 from inference_api.server.generation import Piece
@@ -31,7 +32,7 @@ DONE = b"data: [DONE]\n\n"
 @pytest.fixture
 def writer(context: ServerContext) -> ResponseEventWriter:
     output = Output(HEAD.request_id, context.tokenizer)
-    return ResponseEventWriter(HEAD, output, context.tokenizer, now=lambda: 1_700_000_002.9)
+    return ResponseEventWriter(HEAD, output, context.tokenizer)
 
 
 def piece(text: str, end: Any = None, tokens: tuple[TokenText, ...] = ()) -> ChoicePiece:
@@ -91,7 +92,7 @@ def test_the_events_of_a_whole_response(
         {
             "type": f"response.{status}",
             "sequence_number": 9,
-            "response": ended_response(HEAD, end, whole, 1_700_000_002),
+            "response": ended_response(HEAD, end, whole),
         },
     ]
 
@@ -182,7 +183,7 @@ def test_a_response_that_has_not_ended_is_never_told_as_whole(writer: ResponseEv
 
 def test_the_events_of_a_text_and_a_call(context: ServerContext) -> None:
     output = Output(HEAD.request_id, context.tokenizer, (HERMES,))
-    writer = ResponseEventWriter(HEAD, output, context.tokenizer, now=lambda: 1_700_000_002.9)
+    writer = ResponseEventWriter(HEAD, output, context.tokenizer)
     call = {"id": f"fc_{HEX}_1", "type": "function_call", "call_id": f"call_{HEX}_1", "name": "f"}
     begun = {**call, "status": "in_progress", "arguments": ""}
     done = {**call, "status": "completed", "arguments": '{"a": 1}'}
@@ -204,7 +205,7 @@ def test_the_events_of_a_text_and_a_call(context: ServerContext) -> None:
         {"type": "response.function_call_arguments.delta", **place, "delta": '": 1}'},
         {"type": "response.function_call_arguments.done", **place, "name": "f", "arguments": '{"a": 1}'},
         {"type": "response.output_item.done", "output_index": 1, "item": done},
-        {"type": "response.completed", "response": ended_response(HEAD, end, output, 1_700_000_002)},
+        {"type": "response.completed", "response": ended_response(HEAD, end, output)},
     ]
     assert events[-1]["response"]["output"] == [item("completed", part("ok")), done]
 

@@ -24,6 +24,13 @@ def parse(**members: Any) -> ResponsesBody:
     return parse_body(ResponsesBody, json.dumps(body).encode(), "application/json")
 
 
+def test_the_priority_and_the_deadline_cross() -> None:
+    request = make_request(parse(priority=4, deadline=0.5), [1], LIMITS)
+    assert (request.priority, request.deadline_seconds) == (4, 0.5)
+    request = make_request(parse(), [1], LIMITS)
+    assert (request.priority, request.deadline_seconds) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("form", "expected"),
     [

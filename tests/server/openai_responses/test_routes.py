@@ -231,6 +231,7 @@ def test_what_does_not_fit_is_refused_in_words_that_clients_match_on(app: Flask,
     assert error["message"] == (
         f"This model's maximum context length is 64 tokens. However, you requested {num_prompt_tokens + 60} tokens"
         f" ({num_prompt_tokens} in the prompt, 60 for the completion). Please reduce the length of the messages."
+        " (context_length_exceeded)"
     )
     assert fault(post(app, input="x" * 64, truncation="disabled"))[1]["code"] == "context_length_exceeded"
     assert fake_client.submits == []
@@ -293,7 +294,7 @@ def test_cancelling_aborts_as_the_tenant_and_tells_how_the_response_ended(app, f
     fake_client.snapshot = view("decoding")
     aborts = []
 
-    def abort(request_id: str, tenant: str) -> None:
+    def abort(request_id: str, tenant: str, _call_id: str = "") -> None:
         aborts.append((request_id, tenant))
         fake_client.snapshot = view("finished", FinishReason.ABORT)
 

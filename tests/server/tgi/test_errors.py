@@ -44,7 +44,7 @@ from inference_api.server.surfaces import encode_error
 def test_an_error_has_its_type_and_keeps_our_code(
     path: str, error: InferenceApiError, status: int, error_type: str
 ) -> None:
-    response = encode_error(path, error)
+    response = encode_error(path, error, "application/json")
     assert (response.status_code, response.get_json()) == (status, {"error": "it broke", "error_type": error_type})
     assert response.headers["X-Error-Code"] == error.code
 

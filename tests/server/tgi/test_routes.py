@@ -78,13 +78,21 @@ def test_a_greedy_answer_has_no_seed(app: Flask) -> None:
     assert whole(app, details=True, seed=7)["details"]["seed"] is None
 
 
-def test_decoder_input_details_tell_the_prompts_tokens_and_all_else(app: Flask) -> None:
+def test_decoder_input_details_tell_the_prompts_tokens_and_all_else(app: Flask, fake_client: FakeClient) -> None:
     details = whole(app, "hi", decoder_input_details=True)["details"]
     assert details["prefill"] == [
         {"id": ord("h"), "text": "h", "logprob": None},
-        {"id": ord("i"), "text": "i", "logprob": None},
+        {"id": ord("i"), "text": "i", "logprob": -1.05},
     ]
     assert len(details["tokens"]) == 5
+    assert fake_client.last.prompt_logprobs == 0
+    whole(app, "hi", details=True)
+    assert fake_client.last.prompt_logprobs is None, "a prompt is scored only where that is told"
+
+
+def test_a_truncated_prompt_is_told_as_it_was_read(app: Flask) -> None:
+    prefill = whole(app, "hello", decoder_input_details=True, truncate=2)["details"]["prefill"]
+    assert [(token["text"], token["logprob"]) for token in prefill] == [("l", None), ("o", -1.11)]
 
 
 def test_top_n_tokens_tell_the_likeliest_at_each_place(app: Flask, fake_client: FakeClient) -> None:
@@ -176,25 +184,6 @@ def test_the_root_streams_only_if_asked_and_lists_a_whole_answer(app: Flask) -> 
 def test_the_root_still_tells_health(app: Flask) -> None:
     response = app.test_client().get("/")
     assert (response.status_code, response.data) == (200, b"OK\n")
-
-
-@pytest.mark.parametrize(
-    ("data", "content_type"),
-    [
-        (b"raw prompt", "text/plain"),
-        (b"raw prompt", "application/x-www-form-urlencoded"),
-        (b'{"inputs": "hello"}', "text/plain"),
-        (b"{", "application/json"),
-        (b'["inputs"]', "application/json"),
-        (b'{"article": "a", "question": "q"}', "application/json"),
-        (b"", None),
-    ],
-)
-def test_any_other_body_of_the_root_is_told_what_it_takes(app: Flask, fake_client, data, content_type) -> None:
-    response = app.test_client().post("/", data=data, content_type=content_type)
-    assert response.status_code == 400
-    assert '"inputs"' in response.get_json()["error"]
-    assert fake_client.submits == []
 
 
 @pytest.mark.parametrize("path", PATHS)

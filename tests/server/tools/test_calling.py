@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inference_api.errors import InvalidRequestError
-from inference_api.messages import Grammar, GrammarKind, SamplingParams
+from inference_api.messages import Grammar, GrammarKind
+from inference_api.sampling_params import SamplingParams
 from inference_api.server.generation_request import GenerationRequest
 from inference_api.server.tools.calling import made_to_call
 from inference_api.server.tools.definitions import FunctionDefinition, forced_call

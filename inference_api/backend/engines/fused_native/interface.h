@@ -58,8 +58,9 @@ struct FusedStep {
     const int32_t *token_ids;  // (num_tokens)
     const int32_t *rows;       // (num_tokens)
     const int32_t *positions;  // (num_tokens)
-    const int32_t *outputs;    // (num_outputs), ascending indices of the tokens whose logits are wanted
-    float *logits;             // (num_outputs, vocab)
+    const int32_t *outputs;    // (num_outputs), ascending indices of the tokens whose logits or states are wanted
+    float *logits;             // (num_outputs, vocab); not written where states are wanted
+    float *states;             // (num_outputs, hidden): what the head would see; null where logits are wanted
     uint8_t *finite;           // (num_tokens): 0 where the token's hidden state is NaN or infinite
 };
 

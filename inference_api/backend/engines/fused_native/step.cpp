@@ -1,4 +1,4 @@
-// The whole step of a Llama-shaped model: embedding, layers, final norm, logits where they are wanted.
+// The whole step of a Llama-shaped model: embedding, layers, final norm, and logits or states where they are wanted.
 //
 // Every member of the team runs the same stages and takes shares of each: rows of numbers, blocks of outputs, or
 // tokens x KV heads. A step of more than kTileTokens tokens runs tile by tile through the whole model, so that the
@@ -90,7 +90,7 @@ struct FusedEngine {
         });
     }
 
-    // Leaves the hidden states of `drawn`, the tokens of the tile whose logits are wanted, in their order.
+    // Leaves the hidden states of `drawn`, the tokens of the tile of which outputs are wanted, in their order.
     void run_layers(Tile tile, const Tile &drawn, Team::Member &member) {
         for_tokens(tile, member, [&](int token) {
             const float *row = model.embedding + static_cast<int64_t>(tile.token_id(token)) * model.hidden;
@@ -134,9 +134,18 @@ struct FusedEngine {
         return drawn;
     }
 
-    // Writes the logits of the tokens `drawn`, the first of which is the step's output `begin`, and what is finite.
+    // Writes the logits or the states of the tokens `drawn`, the first of which is the step's output `begin`, and what is
+    // finite.
     void run_head(const Tile &drawn, int begin, Team::Member &member) {
         say_finite(drawn, member);
+        if (float *states = drawn.step->states) {
+            states += static_cast<int64_t>(begin) * model.hidden;
+            for_tokens(drawn, member, [&](int token) {
+                rms_norm(hidden_of(token), model.final_norm, model.hidden, model.epsilon,
+                         states + static_cast<int64_t>(token) * model.hidden);
+            });
+            return;
+        }
         for_tokens(drawn, member, [&](int token) { norm_and_quantize(token, model.final_norm, model.head); });
         float *logits = drawn.step->logits + static_cast<int64_t>(begin) * model.vocab;
         linear(model.head, drawn.count, logits, false, member);

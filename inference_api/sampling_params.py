@@ -58,6 +58,23 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             or bool(self.bad_sequences)
         )
 
+    @property
+    def is_greedy(self) -> bool:
+        """Tell whether the highest logit is taken without a random number."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def draws_from_all(self) -> bool:
+        """Tell whether an id is drawn by its share among all possible ones: no option leaves any out."""
+        return (
+            self.top_k == 0
+            and self.top_p == 1
+            and self.min_p == 0
+            and self.typical_p == 1
+            and self.xtc_probability == 0
+            and not self.mirostat
+        )
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The natural logarithms of probabilities at one position: the drawn id's, and the `top` most likely ids'.

@@ -39,7 +39,7 @@ class UnlockedSteps:
 
 
 class GrammarMask:
-    """The mask of one sequence; see `FormMask`. Steps through the ids that it has not seen yet at each call."""
+    """The mask of one sequence; see `LaneMask`. Steps through the ids that it has not seen yet at each call."""
 
     def __init__(
         self,
@@ -58,10 +58,6 @@ class GrammarMask:
         self._draft_ids: tuple[int, ...] = ()
         self._bits: list[bytes] = []
         self._error = MaskError("a guess does not keep to its form.")
-
-    def is_late(self, ids: Sequence[int]) -> bool:  # noqa: ARG002 - the protocol's
-        """Tell that a step may always wait for this mask."""
-        return False
 
     def guess(self, ids: Sequence[int], proposal: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         """Return the ids that the form forces after `ids`, or else as many of the proposed ones as it allows.
@@ -89,19 +85,36 @@ class GrammarMask:
                 if not ahead.consume_token(draft_id) or not self._find_bits(ahead):
                     break
 
+    def takes(self, ids: Sequence[int], token_id: int) -> bool:
+        """Tell whether an id may follow `ids`: by the bits, if they were prepared, or else by a step of the matcher.
+
+        Raises MaskError as `allowed` does.
+        """
+        if self._is_prepared(ids):
+            return bool(self.allowed(ids)[token_id // 8] >> token_id % 8 & 1)
+        if not self._has_followed(ids):
+            raise _lost(self._matcher)
+        if token_id in self._stop_ids:  # a matcher whose form can only end validates nothing more
+            return self._matcher.is_accepting()
+        forced = self._matcher.compute_ff_tokens()
+        return token_id == forced[0] if forced else self._matcher.validate_tokens([token_id]) == 1
+
     def allowed(self, ids: Sequence[int]) -> bytes:
         """Return the bits for the id after `ids`, prompt and completion; once the form is whole, only ends are set.
 
         They are found now if nothing was prepared for `ids`. Raises MaskError if the completion leaves the form, or
         following it costs more than one step may.
         """
-        num_drafts = len(ids) - self._num_prepared
-        if num_drafts < 0 or tuple(ids[self._num_prepared :]) != self._draft_ids[:num_drafts]:
+        if not self._is_prepared(ids):
             self.prepare(ids)
-            num_drafts = 0
+        num_drafts = len(ids) - self._num_prepared
         if num_drafts >= len(self._bits):
             raise self._error
         return self._bits[num_drafts]
+
+    def _is_prepared(self, ids: Sequence[int]) -> bool:
+        num_drafts = len(ids) - self._num_prepared
+        return num_drafts >= 0 and tuple(ids[self._num_prepared :]) == self._draft_ids[:num_drafts]
 
     def _has_followed(self, ids: Sequence[int]) -> bool:
         new_ids = list(ids[self._num_seen :])

@@ -76,8 +76,9 @@ class StepPlanner:
     def plan(self, running: Iterable[Sequence], budget: int, num_known_tokens: int) -> StepPlan:
         """Plan every decoding row, and prompts in the order of `running` as far as `budget` prompt tokens go.
 
-        A row sits the step out if its mask is late. All others' masks are found from now on, beside the forward pass.
-        `num_known_tokens` are the slots that all running rows need: guesses take none that are not left.
+        A row sits the step out if its mask is late. Others' masks, where they are likely to be needed, are found from
+        now on, beside the forward pass. `num_known_tokens` are the slots that all running rows need: guesses take none
+        that are not left.
         """
         self._rows.open_plan()
         rows: dict[int, RowPlan] = {}
@@ -96,7 +97,7 @@ class StepPlanner:
         for row in drafted:
             mask = owners[row.row].mask
             if row.sample is not None and mask is not None:
-                mask.prepare(row.sample.known_ids, row.draft_ids)
+                mask.expect(row.sample.known_ids, row.draft_ids, surely=not row.sample.tries_before_mask)
         return StepPlan(tuple(drafted))
 
     def num_left(self, sequence: Sequence) -> int:

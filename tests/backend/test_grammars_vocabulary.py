@@ -45,3 +45,39 @@ def test_whatever_ids_are_drawn_the_text_is_valid(model_image_path: Path) -> Non
         schema = make_schema(rng, bounded=True)
         text = say(compiler, image, schema, rng)
         assert keeps_to(json.loads(text), schema), (schema, text)
+
+
+FORMS = (
+    Grammar(GrammarKind.REGEX, "([a-z]{1,8} )+"),
+    Grammar(GrammarKind.REGEX, "(abc|abd|hello world){2,5}"),
+    Grammar(GrammarKind.CHOICE, '["London Bridge", "London", "Größe €"]'),
+    Grammar(GrammarKind.LARK, 'start: (w " ")+ "."\nw: /[a-z]+/ | "<|im_end|>"'),
+    Grammar(GrammarKind.JSON_OBJECT, ""),
+)
+
+
+def worth_asking(image: ModelImage, bits: bytes, forced: bytes, rng: random.Random) -> set[int]:
+    """Return ids at random, some that are allowed, all ends, and all that a forced text begins with."""
+    allowed = _set_bits(bits)
+    begins = [token_id for token_id, text in enumerate(image.token_bytes) if text and forced.startswith(text)]
+    some = [*rng.sample(range(image.vocab_size), 30), *rng.sample(allowed, min(30, len(allowed)))]
+    return {*some, *image.stop_ids, *list(image.special_ids)[:9], *begins}
+
+
+def test_a_form_takes_the_ids_whose_bits_are_set_and_no_others(model_image_path: Path) -> None:
+    image = ModelImage.open(model_image_path)
+    compiler = GrammarCompiler(image)
+    rng = random.Random(12)
+    schemas = [Grammar(GrammarKind.JSON_SCHEMA, json.dumps(make_schema(rng, bounded=True))) for _ in range(10)]
+    num_forced = 0
+    for grammar in (*FORMS, *schemas):
+        found, asked, ids = compiler.compile(grammar, 1), compiler.compile(grammar, 1), [1]
+        while len(ids) < 40 and ids[-1] not in image.stop_ids:
+            bits = found.allowed(ids)
+            asked.takes(ids, 5)
+            forced = asked._matcher.compute_ff_bytes()
+            num_forced += bool(forced)
+            for token_id in worth_asking(image, bits, forced, rng):
+                assert asked.takes(ids, token_id) is bool(bits[token_id // 8] >> token_id % 8 & 1), (grammar, ids)
+            ids.append(rng.choice(_set_bits(bits)))
+    assert num_forced > 20

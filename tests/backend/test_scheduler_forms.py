@@ -41,6 +41,19 @@ OBJECT = Grammar(
 NAME = Grammar(GrammarKind.REGEX, "[A-Z][a-z]{2,7}")
 
 
+class MaskFoundHere:
+    """A mask whose bits are found by whom asks for them."""
+
+    def __init__(self, mask: GrammarMask) -> None:
+        self.guess, self.takes, self.allowed, self._prepare = mask.guess, mask.takes, mask.allowed, mask.prepare
+
+    def is_late(self, ids: object) -> bool:
+        return False
+
+    def expect(self, ids: list[int], draft_ids: tuple[int, ...] = (), *, surely: bool = False) -> None:
+        self._prepare(ids, draft_ids)
+
+
 def submit_formed(
     rig: Rig,
     session_id: str,
@@ -55,7 +68,7 @@ def submit_formed(
     rig.admission.take(len(submit.token_ids))
     rig._known[session_id] = len(submit.token_ids) - submit.num_prompt_tokens
     mask = COMPILER.compile(grammar, submit.num_prompt_tokens)
-    found = mask if lanes is None else lanes.ahead(mask)
+    found = MaskFoundHere(mask) if lanes is None else lanes.ahead(mask)
     rig.scheduler.apply([("worker-1", MaskedSubmit(submit, found))], rig.now)
 
 
@@ -196,8 +209,11 @@ class LateMask:
     def guess(self, ids: object, proposal: object, max_tokens: int) -> tuple[int, ...]:
         return ()
 
-    def prepare(self, ids: object, draft_ids: object = ()) -> None:
+    def expect(self, ids: object, draft_ids: object = (), *, surely: bool = False) -> None:
         assert not self.late
+
+    def takes(self, ids: object, token_id: int) -> bool:
+        return True
 
     def allowed(self, ids: object) -> bytes:
         return b"\xff" * 33

@@ -19,7 +19,7 @@ from inference_api.backend.engines.fused_computation import StepTokens
 from inference_api.backend.engines.fused_library import NUMERIC_PATH, Copy, Library, Step, open_library
 from inference_api.backend.engines.fused_packed import PackedModel, packed_weights
 from inference_api.backend.engines.sampling_rules import BLOCK
-from inference_api.backend.engines.selection import Head, Selection, Wish
+from inference_api.backend.engines.selection import Head, Masked, Selection, Wish, all_allowed
 from inference_api.errors import ModelError
 from inference_api.model_image import ModelImage
 
@@ -92,6 +92,23 @@ class CppSelection:
         ids = (ctypes.c_int32 * num_rows)()
         self._functions.fused_highest(self._engine, logits.data_ptr(), vocab, num_rows, ctypes.addressof(ids))
         return [None if token_id < 0 else token_id for token_id in ids]
+
+    def masked(self, logits: Tensor, rows: Sequence[int], masks: Sequence[bytes | None]) -> Masked:
+        """Copy rows under their masks; see `Selection.masked`."""
+        vocab = logits.shape[1]
+        copied = torch.empty(len(rows), vocab)
+        ids = (ctypes.c_int32 * len(rows))()
+        self._functions.fused_mask(
+            self._engine,
+            logits.data_ptr(),
+            vocab,
+            len(rows),
+            _int32(rows),
+            b"".join(all_allowed(vocab) if bits is None else bits for bits in masks),
+            copied.data_ptr(),
+            ctypes.addressof(ids),
+        )
+        return Masked(copied, [None if token_id < 0 else token_id for token_id in ids])
 
     def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
         """Return a head for each wish; see `Selection.heads`. Raises MemoryError."""

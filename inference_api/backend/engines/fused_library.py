@@ -98,6 +98,7 @@ _FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "fused_open": (_POINTER, (_POINTER,)),
     "fused_step": (None, (_POINTER, _POINTER)),
     "fused_highest": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "fused_mask": (None, (_POINTER, _POINTER, _INT, _INT, *(_POINTER,) * 4)),
     "fused_select": (_INT, (_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, *(_POINTER,) * 4)),
     "fused_close": (None, (_POINTER,)),
     "fused_struct_bytes": (_LONG, (_INT,)),

@@ -20,60 +20,39 @@ from inference_api.backend.engines.base import MaskError, SampleSpec, TokenMask
 from inference_api.backend.engines.repetition import repetition_losses
 from inference_api.backend.engines.sampling_rules import total_of
 
-_ALLOWED_BY_OCTET = torch.tensor([[octet >> bit & 1 for bit in range(8)] for octet in range(256)], dtype=torch.bool)
-_LOSSES_BY_OCTET = {
-    dtype: torch.where(_ALLOWED_BY_OCTET, 0.0, -math.inf).to(dtype) for dtype in (torch.float32, torch.float64)
-}
-"""(256, 8): what an octet of a mask adds to eight logits. Adding takes a third of the time of filling in."""
-
 
 class RuleError(Exception):
     """Say why a row can draw no id; the text is safe to show."""
 
 
-def changes_logits(spec: SampleSpec) -> bool:
-    """Tell whether a row has an option that works on the logits themselves."""
-    return spec.mask is not None or _changes_beside_mask(spec)
+def only_id(spec: SampleSpec, vocab: int) -> int | None:
+    """Return the id that a row draws in any case: the only one that its mask allows, where nothing else has a say.
 
-
-def settled_id(spec: SampleSpec, highest_id: int, vocab: int, *, is_greedy: bool) -> int | None:
-    """Return the id that a row with a mask draws in any case: its highest one if that is taken, or the only one.
-
-    None if it must be drawn, or fails, which `change_logits` tells of.
+    None if it must be drawn, or fails, which `mask_bits` tells of again.
     """
-    if spec.mask is None or spec.params.mirostat or _changes_beside_mask(spec):
+    if spec.mask is None or spec.params.mirostat or spec.changes_logits:
         return None
     try:
-        bits = _bits(spec.mask, spec.known_ids, vocab)
-    except Exception:  # whatever it is, `change_logits` meets it again
+        allowed = int.from_bytes(_bits(spec.mask, spec.known_ids, vocab), "little")
+    except Exception:  # whatever it is, `mask_bits` meets it again
         return None
-    if is_greedy and bits[highest_id // 8] >> highest_id % 8 & 1:
-        return highest_id
-    allowed = int.from_bytes(bits, "little")
     return allowed.bit_length() - 1 if allowed.bit_count() == 1 else None
 
 
-def _changes_beside_mask(spec: SampleSpec) -> bool:
-    params = spec.params
-    return bool(
-        spec.barred_ids
-        or params.allowed_ids
-        or params.banned_ids
-        or params.logit_bias
-        or params.reads_known_ids
-        or params.top_n_sigma > 0
-    )
+def mask_bits(spec: SampleSpec, vocab: int) -> bytes | None:
+    """Return the bits of the ids that a row's mask allows; None without a mask.
+
+    Raises RuleError for a mask of another length than the vocabulary's, and whatever a mask raises.
+    """
+    return None if spec.mask is None else _bits(spec.mask, spec.known_ids, vocab)
 
 
 def change_logits(logits: Tensor, spec: SampleSpec) -> None:
-    """Change the finite `logits` (vocab,) of one row in place; ids that may not be drawn become -inf.
+    """Change `logits` (vocab,) of one row, finite but for what its mask rules out, in place, by its other options.
 
-    Raises RuleError for a mask of another length than the vocabulary's, and whatever a mask raises. `check_highest`
-    tells whether the result can be drawn from.
+    Ids that may not be drawn become -inf. `check_highest` tells whether the result can be drawn from.
     """
     params = spec.params
-    if spec.mask is not None:
-        logits += _losses(_bits(spec.mask, spec.known_ids, logits.numel()), logits.dtype)[: logits.numel()]
     if params.allowed_ids:
         ids = _ids(params.allowed_ids)
         values = logits[ids]
@@ -154,9 +133,3 @@ def _bits(mask: TokenMask, known_ids: Sequence[int], vocab: int) -> bytes:
             f"The form of this request allows ids by {len(bits)} bytes, where {(vocab + 7) // 8} hold the vocabulary."
         )
     return bits
-
-
-def _losses(bits: bytes, dtype: torch.dtype) -> Tensor:
-    """Return what a mask adds to logits, 8 for each of its bytes: 0 where its bit is set, else -inf."""
-    octets = torch.frombuffer(bytearray(bits), dtype=torch.uint8).int()  # (bytes,)
-    return _LOSSES_BY_OCTET[dtype].index_select(0, octets).flatten()  # (bytes * 8,)

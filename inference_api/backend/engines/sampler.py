@@ -2,10 +2,10 @@
 
 One rule for every row, in this order: logit_rules.py, temperature, top_k, top_p, min_p, typical_p, xtc (or mirostat in
 place of these five), then the inverse of the cumulative distribution over the kept ids in ascending id order, at one
-uniform number keyed by (seed, choice, position). Ties go to the lowest id. No noise is drawn. Batched over the rows is
-only what is exact in any shape: comparing, selecting. Every other number is computed a row at a time, most in fp64; a
-row without an option skips it. Invariant: a row's id does not depend on its neighbours. Knows no sequences, no KV cache
-and no stop rules.
+uniform number keyed by (seed, choice, position). Ties go to the lowest id. No noise is drawn. Where nothing but a mask
+leaves ids out, some draws are tried without it first. Batched over the rows is only what is exact in any shape:
+comparing, selecting. Every other number is computed a row at a time, most in fp64; a row without an option skips it.
+Invariant: a row's id does not depend on its neighbours. Knows no sequences, no KV cache and no stop rules.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inference_api.backend.engines.base import RowError, RowResult, SampleSpec
+from inference_api.backend.engines.base import LEAST_TEMPERATURE, RowError, RowResult, SampleSpec
 from inference_api.backend.engines.logit_rules import (
     RuleError,
     change_logits,
-    changes_logits,
     check_highest,
-    settled_id,
+    mask_bits,
+    only_id,
 )
 from inference_api.backend.engines.mirostat import draw_with_mirostat, first_mu
 from inference_api.backend.engines.philox import uniform
@@ -45,11 +45,15 @@ from inference_api.sampling_params import SamplingParams, TokenLogprobs
 FEW = 256
 """A top_k of at most so many ids is selected for all rows at once."""
 
-LEAST_TEMPERATURE = 1e-6
-"""Below it weights are made by division in fp64: the inverse of a temperature may be infinite in fp32."""
-
 XTC_STREAM = 1
 """Numbers the second random number of a draw: whether xtc takes the likeliest out."""
+
+TRY_STREAMS = (0, 2, 3, 4)
+"""Number the random numbers of the draws that are tried before a mask is found. At a temperature of 1, four of five
+first tries keep to their form and nine of ten rows need no mask; a fifth one would save few."""
+
+MASKED_STREAM = 5
+"""Numbers the random number of the draw under the mask that follows those tries: one of theirs would favour ids."""
 
 MAX_XTC_THRESHOLD = 0.5
 """No two ids can have a larger share."""
@@ -77,19 +81,18 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection = T
     """
     draws = [Draw(-1, error=NON_FINITE)] * len(specs)
     highest = {row: token_id for row, token_id in enumerate(selection.highest_ids(logits)) if token_id is not None}
-    changed = [row for row in highest if changes_logits(specs[row])]
-    plain = {row: token_id for row, token_id in highest.items() if row not in changed} if changed else highest
-    for row, draw in _draw_rows(logits, specs, plain, selection).items():
-        draws[row] = draw
+    done = _draw_before_masks(logits, specs, highest, selection)
+    changed = [row for row in highest if row not in done and (specs[row].mask or specs[row].changes_logits)]
+    plain = {row: highest[row] for row in highest.keys() - done.keys() - set(changed)} if done or changed else highest
+    done |= _draw_rows(logits, specs, plain, selection)
     for row in changed:
-        token_id = settled_id(specs[row], highest[row], logits.shape[1], is_greedy=is_greedy(specs[row].params))
-        draws[row] = draws[row] if token_id is None else Draw(token_id)
-    changed = [row for row in changed if draws[row].error is not None]
-    if changed:
-        copied = logits.index_select(0, torch.tensor(changed))  # (changed, vocab), a fifth of indexing's time
-        drawn = _draw_changed(copied, [specs[row] for row in changed], selection)
-        for row, draw in zip(changed, drawn, strict=True):
-            draws[row] = draw
+        if (token_id := only_id(specs[row], logits.shape[1])) is not None:
+            done[row] = Draw(token_id)
+    if changed := [row for row in changed if row not in done]:
+        drawn = _draw_changed(logits, changed, [specs[row] for row in changed], selection)
+        done |= dict(zip(changed, drawn, strict=True))
+    for row, draw in done.items():
+        draws[row] = draw
     _add_logprobs(draws, logits, specs, selection)
     return draws
 
@@ -131,28 +134,80 @@ def row_result(row: int, draws: Sequence[Draw]) -> RowResult:
     return RowResult(row, tuple(draw.token_id for draw in draws), logprobs or None, mu=draws[-1].mu)
 
 
-def is_greedy(params: SamplingParams) -> bool:
-    """Say whether the highest logit is taken without a random number."""
-    return params.temperature == 0 or params.top_k == 1
+def _draw_before_masks(
+    logits: Tensor, specs: Sequence[SampleSpec], highest_ids: Mapping[int, int], selection: Selection
+) -> dict[int, Draw]:
+    """Draw in the rows with a mask as if there were none, and return those draws that keep to the form.
 
-
-def _draw_changed(logits: Tensor, specs: Sequence[SampleSpec], selection: Selection) -> list[Draw]:
-    """Draw one id a row with options that change its `logits` (rows, vocab), in place; each row may fail alone."""
-    draws = [Draw(-1)] * len(specs)
-    for row, spec in enumerate(specs):
+    A try that is allowed has the shares that allowed ids have among each other, and so has the draw under the mask that
+    follows where none is: which of the two it was favours nobody, and most masks are never found.
+    """
+    trying = {row: token_id for row, token_id in highest_ids.items() if specs[row].tries_before_mask}
+    heads = _heads(logits, specs, [row for row in trying if not specs[row].params.is_greedy], selection)
+    draws = {}
+    for row, highest_id in trying.items():
         try:
-            change_logits(logits[row], spec)
-        except Exception as failure:  # a request's own options must not end the others
-            draws[row] = _failed(failure)
-    for row, highest in enumerate(logits.amax(dim=1).tolist()):
-        try:
-            check_highest(highest)
-        except RuleError as failure:
-            draws[row] = draws[row] if draws[row].error is not None else _failed(failure)
-    ready = {row: highest for row, highest in enumerate(first_highest(logits)) if draws[row].error is None}
-    for row, draw in _draw_rows(logits, specs, ready, selection).items():
-        draws[row] = draw
+            token_id = _tried_id(logits[row], specs[row], highest_id, heads.get(row))
+        except Exception:  # whatever it is, the draw under the mask meets it again
+            token_id = None
+        if token_id is not None:
+            draws[row] = Draw(token_id)
     return draws
+
+
+def _tried_id(logits: Tensor, spec: SampleSpec, highest_id: int, head: Head | Exception | None) -> int | None:
+    """Return the first id of a row's tries that its mask takes; None if it takes none of them."""
+    mask, params = spec.mask, spec.params
+    if mask is None:
+        return None
+    if params.is_greedy:
+        return highest_id if mask.takes(spec.known_ids, highest_id) else None
+    if not isinstance(head, Head) or head.block_weights is None:
+        return None
+    for stream in TRY_STREAMS:
+        number = uniform(params.seed, spec.choice, spec.position, stream)
+        token_id = draw_by_block(logits, head.block_weights, head.logits[0], params.temperature, number)
+        if mask.takes(spec.known_ids, token_id):
+            return token_id
+    return None
+
+
+def _draw_changed(logits: Tensor, rows: Sequence[int], specs: Sequence[SampleSpec], selection: Selection) -> list[Draw]:
+    """Draw one id in each of `rows` of `logits` (rows, vocab), copied and changed by their options; each may fail."""
+    draws = [Draw(-1)] * len(specs)
+    masks: list[bytes | None] = [None] * len(specs)
+    for index, spec in enumerate(specs):
+        try:
+            masks[index] = mask_bits(spec, logits.shape[1])
+        except Exception as failure:  # a request's own form must not end the others
+            draws[index] = _failed(failure)
+    copied, highest = selection.masked(logits, rows, masks)
+    changing = [index for index, spec in enumerate(specs) if draws[index].error is None and spec.changes_logits]
+    for index in changing:
+        try:
+            change_logits(copied[index], specs[index])
+        except Exception as failure:  # nor must its other options
+            draws[index] = _failed(failure)
+    _find_highest_again(copied, changing, highest)
+    ready = {}
+    for index, token_id in enumerate(highest):
+        try:
+            check_highest(-math.inf if token_id is None else copied[index, token_id].item())
+        except RuleError as failure:
+            draws[index] = draws[index] if draws[index].error is not None else _failed(failure)
+        if token_id is not None and draws[index].error is None:
+            ready[index] = token_id
+    for index, draw in _draw_rows(copied, specs, ready, selection).items():
+        draws[index] = draw
+    return draws
+
+
+def _find_highest_again(logits: Tensor, changed: Sequence[int], highest_ids: list[int | None]) -> None:
+    """Set the highest ids of the rows of `logits` (rows, vocab) that were changed."""
+    if changed:
+        part = logits if len(changed) == len(logits) else logits.index_select(0, torch.tensor(changed))
+        for row, token_id in zip(changed, first_highest(part), strict=True):
+            highest_ids[row] = token_id
 
 
 def _draw_rows(
@@ -162,7 +217,7 @@ def _draw_rows(
 
     None of these rows holds NaN; what is in the others is of no interest.
     """
-    sampled = [row for row in highest_ids if not is_greedy(specs[row].params)]
+    sampled = [row for row in highest_ids if not specs[row].params.is_greedy]
     heads = _heads(logits, specs, sampled, selection)
     draws = {}
     for row, highest_id in highest_ids.items():
@@ -171,7 +226,7 @@ def _draw_rows(
             draws[row] = _failed(head)
             continue
         try:
-            draws[row] = Draw(highest_id) if is_greedy(spec.params) else _draw(logits[row], spec, head)
+            draws[row] = Draw(highest_id) if spec.params.is_greedy else _draw(logits[row], spec, head)
         except Exception as failure:  # one row's fault must not end the others
             draws[row] = _failed(failure)
     return draws
@@ -251,7 +306,7 @@ def _heads(
 def _draw(logits: Tensor, spec: SampleSpec, head: Head | None) -> Draw:
     """Draw one id from the `logits` (vocab,) of one row with a temperature above 0; `head` is the row's own."""
     params = spec.params
-    number = uniform(params.seed, spec.choice, spec.position)
+    number = uniform(params.seed, spec.choice, spec.position, MASKED_STREAM if spec.tries_before_mask else 0)
     if params.mirostat:
         token_id, mu = draw_with_mirostat(logits, params, first_mu(params) if spec.mu is None else spec.mu, number)
         return Draw(token_id, mu=mu)

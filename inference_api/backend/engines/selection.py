@@ -1,12 +1,13 @@
 """Find the highest logits of many rows at once, for the sampler; decode thread of PROCESS 2.
 
-`Selection` is what the sampler asks for, `TorchSelection` the way that every machine has. Comparing and selecting are
-exact in any shape, so they run over all rows together; a weight is a sum over one row and is computed row by row. The
-vocabulary is never sorted. Knows no rule of sampling and no randomness.
+`Selection` is what the sampler asks for, `TorchSelection` the way that every machine has. Comparing, selecting and
+masking are exact in any shape, so they run over all rows together; a weight is a sum over one row and is computed row
+by row. The vocabulary is never sorted. Knows no rule of sampling and no randomness.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,12 @@ import torch
 from torch import Tensor
 
 from inference_api.backend.engines.sampling_rules import BLOCK, SERIAL
+
+_ALLOWED_BY_OCTET = torch.tensor([[octet >> bit & 1 for bit in range(8)] for octet in range(256)], dtype=torch.bool)
+_LOSSES_BY_OCTET = {
+    dtype: torch.where(_ALLOWED_BY_OCTET, 0.0, -math.inf).to(dtype) for dtype in (torch.float32, torch.float64)
+}
+"""(256, 8): what an octet of a mask adds to eight logits. Adding takes a third of the time of filling in."""
 
 
 class Wish(NamedTuple):
@@ -36,6 +43,15 @@ class Head(NamedTuple):
     """Sums of exp((logit - highest) / temperature) over each BLOCK ids, to some 1e-7, fp64; None if not wished for."""
 
 
+class Masked(NamedTuple):
+    """Copies of rows, in which what a mask does not allow is impossible: -inf."""
+
+    logits: Tensor
+    """(rows, vocab), the caller's to change."""
+    highest_ids: list[int | None]
+    """The lowest id of each row's highest logit; None where all ids are impossible."""
+
+
 class Selection(Protocol):
     """Select highest ids and heads. What a row gets, above its last logit, depends on that row and its wish alone."""
 
@@ -46,6 +62,13 @@ class Selection(Protocol):
         """Return the lowest id of the highest logit of each row of `logits` (rows, vocab), contiguous.
 
         None for a row with a logit that is NaN or infinite.
+        """
+        ...
+
+    def masked(self, logits: Tensor, rows: Sequence[int], masks: Sequence[bytes | None]) -> Masked:
+        """Copy `rows`, at least one, of `logits` (rows, vocab), contiguous and finite in them, each under its mask.
+
+        A mask has a bit an id, the lowest one of a byte first; None allows all.
         """
         ...
 
@@ -66,6 +89,16 @@ class TorchSelection:
             token_id if is_finite else None for token_id, is_finite in zip(first_highest(logits), finite, strict=True)
         ]
 
+    def masked(self, logits: Tensor, rows: Sequence[int], masks: Sequence[bytes | None]) -> Masked:
+        """Copy rows under their masks; see `Selection.masked`."""
+        copied = logits.index_select(0, torch.tensor(rows))  # (rows, vocab), a fifth of indexing's time
+        for row, bits in zip(copied, masks, strict=True):
+            if bits is not None:
+                row += _losses(bits, row.dtype)[: row.numel()]
+        highest = copied.amax(dim=1).tolist()
+        ids = [None if value == -math.inf else it for it, value in zip(first_highest(copied), highest, strict=True)]
+        return Masked(copied, ids)
+
     def heads(self, logits: Tensor, wishes: Sequence[Wish]) -> list[Head]:
         """Return a head for each wish; see `Selection.heads`."""
         if not wishes:
@@ -80,6 +113,11 @@ class TorchSelection:
 
 
 TORCH_SELECTION = TorchSelection()
+
+
+def all_allowed(vocab: int) -> bytes:
+    """Return the mask that allows all of `vocab` ids."""
+    return b"\xff" * ((vocab + 7) // 8)
 
 
 def first_highest(logits: Tensor) -> list[int]:
@@ -119,3 +157,9 @@ def _block_weights(logits: Tensor, highest: float, wish: Wish) -> Tensor | None:
             weights = torch.nn.functional.pad(weights, (0, rest))
         sums.append(weights.view(-1, BLOCK).sum(dim=1).double())
     return torch.cat(sums)  # (blocks,)
+
+
+def _losses(bits: bytes, dtype: torch.dtype) -> Tensor:
+    """Return what a mask adds to logits, 8 for each of its bytes: 0 where its bit is set, else -inf."""
+    octets = torch.frombuffer(bytearray(bits), dtype=torch.uint8).int()  # (bytes,)
+    return _LOSSES_BY_OCTET[dtype].index_select(0, octets).flatten()  # (bytes * 8,)

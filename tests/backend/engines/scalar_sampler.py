@@ -7,6 +7,7 @@ for by comparing every place with the end, and mirostat is its paper's equations
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import struct
@@ -184,7 +185,7 @@ def mirostat_draw(logits: list[float], spec: SampleSpec) -> tuple[int, float, fl
     params = spec.params
     mu = 2 * params.mirostat_tau if spec.mu is None else spec.mu
     probabilities, margin = mirostat_probabilities(logits, params, mu)
-    token_id, near = _selected(probabilities, spec)
+    token_id, near = _selected(probabilities, spec, 0)
     surprise = -math.log2(probabilities[token_id])
     return token_id, mu - params.mirostat_eta * (surprise - params.mirostat_tau), min(margin, near)
 
@@ -201,16 +202,26 @@ def reference_draw(
     if params.mirostat:
         token_id, _, margin = mirostat_draw(changed, spec)
         return token_id, margin
+    margin, stream = math.inf, 0
+    if spec.tries_before_mask:
+        for stream in (0, 2, 3, 4):
+            free = changed_logits(logits, dataclasses.replace(spec, mask=None), rounded)
+            unmasked, _ = probabilities_of(free, params, cuts_top=False)
+            token_id, near = _selected(unmasked, spec, stream)
+            margin = min(margin, near)
+            if changed[token_id] != IMPOSSIBLE:
+                return token_id, margin
+        stream = 5
     cuts_top = uniform(params.seed, spec.choice, spec.position, 1) < params.xtc_probability
     cuts_top = cuts_top and params.xtc_threshold <= 0.5
-    probabilities, margin = probabilities_of(changed, params, cuts_top=cuts_top)
-    token_id, near = _selected(probabilities, spec)
-    return token_id, min(margin, near)
+    probabilities, cut = probabilities_of(changed, params, cuts_top=cuts_top)
+    token_id, near = _selected(probabilities, spec, stream)
+    return token_id, min(margin, cut, near)
 
 
-def _selected(probabilities: dict[int, float], spec: SampleSpec) -> tuple[int, float]:
+def _selected(probabilities: dict[int, float], spec: SampleSpec, stream: int) -> tuple[int, float]:
     """Return the id at which the cumulative probability exceeds the uniform number, and how close it was."""
-    number = uniform(spec.params.seed, spec.choice, spec.position)
+    number = uniform(spec.params.seed, spec.choice, spec.position, stream)
     cumulative, margin = 0.0, math.inf
     for token_id, probability in probabilities.items():
         cumulative += probability

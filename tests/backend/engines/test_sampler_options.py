@@ -37,12 +37,25 @@ class FormMask:
 
     bits: Sequence[bytes]
 
+    def takes(self, ids: Sequence[int], token_id: int) -> bool:
+        return bool(self.allowed(ids)[token_id // 8] >> token_id % 8 & 1)
+
     def allowed(self, ids: Sequence[int]) -> bytes:
         return self.bits[len(ids) % len(self.bits)]
 
 
+class MaskOfAnotherLength(FormMask):
+    """A mask that takes no try, so that its bits are looked at."""
+
+    def takes(self, ids: Sequence[int], token_id: int) -> bool:
+        return False
+
+
 class EndedMask:
     """A mask whose form can go no further, and says why."""
+
+    def takes(self, ids: Sequence[int], token_id: int) -> bool:
+        raise MaskError("it is too complex.")
 
     def allowed(self, ids: Sequence[int]) -> bytes:
         raise MaskError("it is too complex.")
@@ -51,6 +64,9 @@ class EndedMask:
 @dataclasses.dataclass
 class BrokenMask:
     """A mask whose form has failed."""
+
+    def takes(self, ids: Sequence[int], token_id: int) -> bool:
+        raise ValueError("secret text of the request")
 
     def allowed(self, ids: Sequence[int]) -> bytes:
         raise ValueError("secret text of the request")
@@ -276,8 +292,9 @@ def faulted(kind: str, logits: torch.Tensor, specs: list[SampleSpec], row: int, 
     elif kind == "position":
         specs[row] = dataclasses.replace(specs[row], params=plain(temperature=1.0).params, position="x")
     else:
-        masks = {"mask raises": BrokenMask(), "short mask": FormMask([b"\xff"]), "long mask": FormMask([b"\1" * vocab])}
-        masks["form ended"] = EndedMask()
+        masks = {"mask raises": BrokenMask(), "form ended": EndedMask()}
+        masks["short mask"] = MaskOfAnotherLength([b"\xff"])
+        masks["long mask"] = MaskOfAnotherLength([b"\1" * vocab])
         masks["nothing allowed"] = FormMask([bytes((vocab + 7) // 8)])
         specs[row] = dataclasses.replace(specs[row], mask=masks[kind])
 

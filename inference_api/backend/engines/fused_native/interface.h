@@ -73,6 +73,11 @@ void fused_step(FusedEngine *engine, const FusedStep *step);
 // The lowest id of the highest of logits (num_rows, vocab) of each row; -1 if one of the row's is NaN or infinite.
 void fused_highest(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_rows, int32_t *ids);
 
+// Copies rows[i] of logits (any, vocab) to masked (num_rows, vocab), under the bits of its mask, (num_rows, octets of
+// vocab): see select.h. Writes the lowest id of each copy's highest logit; -1 if all are impossible.
+void fused_mask(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_rows, const int32_t *rows,
+                const uint8_t *bits, float *masked, int32_t *ids);
+
 // The `count` highest logits of each of `num_wishes` rows, and where temperatures[i] > 0 the row's weights; see select.h.
 // logits (any, vocab); rows, temperatures (num_wishes); values, ids (num_wishes, count); block_weights (num_wishes,
 // blocks of 64 ids). Returns 0 if memory is lacking.

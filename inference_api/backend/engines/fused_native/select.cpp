@@ -68,13 +68,11 @@ double weight(const float *block, float highest, float inverse) {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-}  // namespace
-
-int32_t highest_id(const float *logits, int vocab) {
-    if (!all_finite(logits, vocab)) return -1;
+// The lowest id of the highest of logits (vocab), none of which is NaN; -1 if all are impossible.
+int32_t first_highest(const float *logits, int vocab) {
     alignas(32) float padded[kSelectBlock];
     const int blocks = num_select_blocks(vocab);
-    int best = 0;
+    int best = -1;
     float highest = kImpossible;
     for (int block = 0; block < blocks; ++block) {
         const float found = maximum(block_of(logits, vocab, block, padded));
@@ -83,8 +81,28 @@ int32_t highest_id(const float *logits, int vocab) {
             best = block;
         }
     }
+    if (best < 0) return -1;
     const float *first = logits + best * kSelectBlock;
     return static_cast<int32_t>(std::find(first, logits + vocab, highest) - logits);
+}
+
+}  // namespace
+
+int32_t highest_id(const float *logits, int vocab) {
+    return all_finite(logits, vocab) ? first_highest(logits, vocab) : -1;
+}
+
+int32_t mask_row(const float *logits, int vocab, const uint8_t *bits, float *masked) {
+    const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256 impossible = _mm256_set1_ps(kImpossible);
+    int id = 0;
+    for (; id + kLanes <= vocab; id += kLanes) {
+        const __m256i octet = _mm256_and_si256(_mm256_set1_epi32(bits[id / kLanes]), lanes);
+        const __m256 allowed = _mm256_castsi256_ps(_mm256_cmpeq_epi32(octet, lanes));
+        _mm256_storeu_ps(masked + id, _mm256_blendv_ps(impossible, _mm256_loadu_ps(logits + id), allowed));
+    }
+    for (; id < vocab; ++id) masked[id] = bits[id / kLanes] >> id % kLanes & 1 ? logits[id] : kImpossible;
+    return first_highest(masked, vocab);
 }
 
 void select_row(const float *logits, int vocab, int count, float temperature, float *values, int32_t *ids,

@@ -241,6 +241,15 @@ extern "C" void fused_highest(FusedEngine *engine, const float *logits, int32_t 
     engine->share_out(num_rows, [&](int row) { ids[row] = highest_id(logits + static_cast<int64_t>(row) * vocab, vocab); });
 }
 
+extern "C" void fused_mask(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_rows,
+                           const int32_t *rows, const uint8_t *bits, float *masked, int32_t *ids) {
+    const int64_t octets = (vocab + 7) / 8;
+    engine->share_out(num_rows, [&](int i) {
+        ids[i] = mask_row(logits + static_cast<int64_t>(rows[i]) * vocab, vocab, bits + i * octets,
+                          masked + static_cast<int64_t>(i) * vocab);
+    });
+}
+
 extern "C" int32_t fused_select(FusedEngine *engine, const float *logits, int32_t vocab, int32_t num_wishes,
                                 const int32_t *rows, int32_t count, const float *temperatures, float *values,
                                 int32_t *ids, double *block_weights) {

@@ -85,6 +85,19 @@ class GrammarMask:
                 if not ahead.consume_token(draft_id) or not self._find_bits(ahead):
                     break
 
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        """Return the only id that may follow `ids`: by the bits, if they were prepared, or else as the form foretells.
+
+        Raises MaskError as `allowed` does.
+        """
+        if self._is_prepared(ids):
+            bits = int.from_bytes(self.allowed(ids), "little")
+            return bits.bit_length() - 1 if bits.bit_count() == 1 else None
+        if not self._has_followed(ids):
+            raise _lost(self._matcher)
+        forced = self._matcher.compute_ff_tokens()
+        return forced[0] if forced else None
+
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         """Tell whether an id may follow `ids`: by the bits, if they were prepared, or else by a step of the matcher.
 
@@ -92,12 +105,10 @@ class GrammarMask:
         """
         if self._is_prepared(ids):
             return bool(self.allowed(ids)[token_id // 8] >> token_id % 8 & 1)
-        if not self._has_followed(ids):
-            raise _lost(self._matcher)
+        forced_id = self.forced_id(ids)
         if token_id in self._stop_ids:  # a matcher whose form can only end validates nothing more
             return self._matcher.is_accepting()
-        forced = self._matcher.compute_ff_tokens()
-        return token_id == forced[0] if forced else self._matcher.validate_tokens([token_id]) == 1
+        return token_id == forced_id if forced_id is not None else self._matcher.validate_tokens([token_id]) == 1
 
     def allowed(self, ids: Sequence[int]) -> bytes:
         """Return the bits for the id after `ids`, prompt and completion; once the form is whole, only ends are set.

@@ -9,13 +9,14 @@ every method but the lanes' own. Knows no grammars, no rows and no scheduler.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from inference_api.backend.engines.base import MaskError, TokenMask
@@ -133,17 +134,19 @@ class AheadMask:
             self._begin(ids, tuple(draft_ids))
         self._was_needed = False
 
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        """Return the only id that may follow, as far as the form foretells it or a lane finds its bits."""
+        if self._is_in_lane(ids):
+            self._bits(ids)  # the form is free again
+        with self._metered(ids):
+            return self._mask.forced_id(ids)
+
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         """Tell whether an id may follow: by the bits where a lane finds them, or else by asking the form, here."""
-        job = self._job
-        if job is not None and (job.failed or not job.is_done.is_set() or job.covers(ids)):
+        if self._is_in_lane(ids):
             return bool(self._bits(ids)[token_id // 8] >> token_id % 8 & 1)
-        began = time.thread_time()
-        try:
+        with self._metered(ids):
             return self._mask.takes(ids, token_id)
-        finally:
-            self._meter(time.thread_time() - began, SLOW_SECONDS if len(ids) > self._num_metered else 0.0)
-            self._num_metered = len(ids)
 
     def allowed(self, ids: Sequence[int]) -> bytes:
         """Return the bits after `ids`, once a lane has found them. Raises MaskError, also if it never does."""
@@ -162,6 +165,20 @@ class AheadMask:
             job.failed = True
         self._meter(time.thread_time() - began, SLOW_SECONDS * (1 + len(job.draft_ids)))
         job.is_done.set()
+
+    def _is_in_lane(self, ids: Sequence[int]) -> bool:
+        """Tell whether a lane has found the bits after `ids`, or is at work: then nobody else may ask the form."""
+        job = self._job
+        return job is not None and (job.failed or not job.is_done.is_set() or job.covers(ids))
+
+    @contextlib.contextmanager
+    def _metered(self, ids: Sequence[int]) -> Iterator[None]:
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._meter(time.thread_time() - began, SLOW_SECONDS if len(ids) > self._num_metered else 0.0)
+            self._num_metered = len(ids)
 
     def _meter(self, seconds: float, allowance: float) -> None:
         excess = self._excess_seconds + seconds - allowance

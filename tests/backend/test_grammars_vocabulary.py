@@ -77,6 +77,7 @@ def test_a_form_takes_the_ids_whose_bits_are_set_and_no_others(model_image_path:
             asked.takes(ids, 5)
             forced = asked._matcher.compute_ff_bytes()
             num_forced += bool(forced)
+            assert asked.forced_id(ids) is None or [asked.forced_id(ids)] == _set_bits(bits)
             for token_id in worth_asking(image, bits, forced, rng):
                 assert asked.takes(ids, token_id) is bool(bits[token_id // 8] >> token_id % 8 & 1), (grammar, ids)
             ids.append(rng.choice(_set_bits(bits)))

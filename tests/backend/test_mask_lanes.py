@@ -39,6 +39,9 @@ class HeldMask:
             raise self.failure
         self._bits = {len(ids) + count: bytes([len(ids), count]) for count in range(len(draft_ids) + 1)}
 
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        return len(ids)
+
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         self.threads.append("caller")
         return token_id == len(ids)
@@ -95,6 +98,7 @@ def test_an_id_is_looked_up_in_the_bits_that_a_lane_finds(lanes: MaskLanes) -> N
     inner.may_go.set()
     assert [mask.takes([7], token_id) for token_id in range(3)] == [True, False, False]  # the bits b"\1\0"
     assert mask.takes([7, 1], 8)
+    assert mask.forced_id([7, 1]) == 2
     assert inner.threads == ["masks"]
 
 

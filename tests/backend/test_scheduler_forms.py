@@ -45,7 +45,8 @@ class MaskFoundHere:
     """A mask whose bits are found by whom asks for them."""
 
     def __init__(self, mask: GrammarMask) -> None:
-        self.guess, self.takes, self.allowed, self._prepare = mask.guess, mask.takes, mask.allowed, mask.prepare
+        self.guess, self.forced_id, self.takes = mask.guess, mask.forced_id, mask.takes
+        self.allowed, self._prepare = mask.allowed, mask.prepare
 
     def is_late(self, ids: object) -> bool:
         return False
@@ -211,6 +212,9 @@ class LateMask:
 
     def expect(self, ids: object, draft_ids: object = (), *, surely: bool = False) -> None:
         assert not self.late
+
+    def forced_id(self, ids: object) -> int | None:
+        return None
 
     def takes(self, ids: object, token_id: int) -> bool:
         return True

@@ -59,6 +59,13 @@ class MaskError(Exception):
 class TokenMask(Protocol):
     """Say which ids a row may draw next, for an answer that must keep to a form. The decode thread asks."""
 
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        """Return the only id that may follow the known `ids`, if that is known for little; None says nothing.
+
+        Raises MaskError, or returns anything, where `allowed` raises it.
+        """
+        ...
+
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         """Tell whether an id may follow the known `ids`, as `allowed` does; mostly at a hundredth of its price.
 

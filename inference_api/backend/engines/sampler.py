@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -142,17 +142,32 @@ def _draw_before_masks(
     A try that is allowed has the shares that allowed ids have among each other, and so has the draw under the mask that
     follows where none is: which of the two it was favours nobody, and most masks are never found.
     """
-    trying = {row: token_id for row, token_id in highest_ids.items() if specs[row].tries_before_mask}
+    draws, trying = {}, {}
+    for row, highest_id in highest_ids.items():
+        if specs[row].tries_before_mask:
+            token_id = _without_fault(_forced_id, specs[row])
+            if token_id is None:
+                trying[row] = highest_id
+            else:
+                draws[row] = Draw(token_id)
     heads = _heads(logits, specs, [row for row in trying if not specs[row].params.is_greedy], selection)
-    draws = {}
     for row, highest_id in trying.items():
-        try:
-            token_id = _tried_id(logits[row], specs[row], highest_id, heads.get(row))
-        except Exception:  # whatever it is, the draw under the mask meets it again
-            token_id = None
+        token_id = _without_fault(_tried_id, logits[row], specs[row], highest_id, heads.get(row))
         if token_id is not None:
             draws[row] = Draw(token_id)
     return draws
+
+
+def _without_fault(find: Callable[..., int | None], *arguments: object) -> int | None:
+    """Return what a function finds; nothing if it fails: whatever it is, the draw under the mask meets it again."""
+    try:
+        return find(*arguments)
+    except Exception:
+        return None
+
+
+def _forced_id(spec: SampleSpec) -> int | None:
+    return None if spec.mask is None else spec.mask.forced_id(spec.known_ids)
 
 
 def _tried_id(logits: Tensor, spec: SampleSpec, highest_id: int, head: Head | Exception | None) -> int | None:

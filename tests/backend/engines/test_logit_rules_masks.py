@@ -24,6 +24,9 @@ class FixedMask:
     def __init__(self, ids: Sequence[int], vocab: int) -> None:
         self._bits = sum(1 << token_id for token_id in ids).to_bytes((vocab + 7) // 8, "little")
 
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        return None
+
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         return bool(self.allowed(ids)[token_id // 8] >> token_id % 8 & 1)
 
@@ -33,6 +36,9 @@ class FixedMask:
 
 class LostMask:
     """A mask of an answer that has left its form."""
+
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        raise MaskError("it cannot go on.")
 
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         raise MaskError("it cannot go on.")
@@ -88,6 +94,21 @@ def test_the_bits_of_a_mask_are_asked_for_only_if_it_takes_no_try() -> None:
         (draw,) = sampler.sample(logits, [spec_of(mask, **options)])
         assert draw.token_id == 9 if highest == 9 else draw.token_id in (3, 8)
         assert (mask.num_asked == 0) is (highest == 9)
+
+
+class ForcingMask(AskedMask):
+    """A mask that foretells the only id."""
+
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        return 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_forced_id_is_taken_without_a_draw(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "uniform", None)
+    mask = ForcingMask([3], 64)
+    assert sampler.sample(torch.zeros(1, 64), [spec_of(mask, temperature=temperature)])[0].token_id == 3
+    assert mask.num_asked == 0
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -147,6 +168,9 @@ class TurningMask:
 
     def __init__(self, vocab: int) -> None:
         self._masks = [FixedMask(range(turn, vocab, 3), vocab) for turn in range(3)]
+
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        return None
 
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         return token_id % 3 == len(ids) % 3

@@ -37,6 +37,9 @@ class FormMask:
 
     bits: Sequence[bytes]
 
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        return None
+
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         return bool(self.allowed(ids)[token_id // 8] >> token_id % 8 & 1)
 
@@ -54,6 +57,9 @@ class MaskOfAnotherLength(FormMask):
 class EndedMask:
     """A mask whose form can go no further, and says why."""
 
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        raise MaskError("it is too complex.")
+
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         raise MaskError("it is too complex.")
 
@@ -64,6 +70,9 @@ class EndedMask:
 @dataclasses.dataclass
 class BrokenMask:
     """A mask whose form has failed."""
+
+    def forced_id(self, ids: Sequence[int]) -> int | None:
+        raise ValueError("secret text of the request")
 
     def takes(self, ids: Sequence[int], token_id: int) -> bool:
         raise ValueError("secret text of the request")

@@ -15,6 +15,7 @@ import jwt
 
 from inference_api import __version__
 from inference_api.config import Settings, url_host
+from inference_api.lossy_stream import LossyStream
 from inference_api.messages import Ready
 
 READY_SECONDS = 30.0
@@ -83,7 +84,6 @@ def print_card(
 ) -> None:
     """Print the card on standard output, once the service answers: the last thing that a start prints."""
     if not wait_until_served(proxy or (settings.bind, settings.port), READY_SECONDS):
-        sys.stderr.write(f"WARNING: /health did not answer 200 within {READY_SECONDS:g} seconds\n")
-    stream = sys.stdout if out is None else out
+        LossyStream(sys.stderr).write(f"WARNING: /health did not answer 200 within {READY_SECONDS:g} seconds\n")
+    stream = LossyStream(sys.stdout if out is None else out)
     stream.write(format_card(settings, ready, proxy=proxy, secret=secret, now=time.time()))
-    stream.flush()

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from inference_api.config import Settings, colour_wish
+from inference_api.lossy_stream import LossyStream
 
 OWN_LOGGERS = ("inference_api", "__main__")
 """Loggers that the level is for; libraries say warnings and errors only, whatever the level."""
@@ -43,7 +44,7 @@ def set_up_logging(settings: Settings, process: str, *, quote_errors: bool, stre
     `quote_errors` lets a traceback end with the exception's text; without it the text, which may quote a request, is
     left out.
     """
-    out = sys.stderr if stream is None else stream
+    out = LossyStream(sys.stderr if stream is None else stream)
     formatter: LineFormatter
     if settings.log_format == "json":
         formatter = JsonFormatter(process, quote_errors=quote_errors)
@@ -60,6 +61,12 @@ def set_up_logging(settings: Settings, process: str, *, quote_errors: bool, stre
     for name in OWN_LOGGERS:
         logging.getLogger(name).setLevel(level)
     logging.captureWarnings(True)
+
+
+def log_fault() -> str:
+    """Return why this process's last log line could not be written; empty if it could."""
+    streams = [getattr(handler, "stream", None) for handler in logging.getLogger().handlers]
+    return next((stream.fault for stream in streams if isinstance(stream, LossyStream) and stream.fault), "")
 
 
 class LineFormatter(logging.Formatter):

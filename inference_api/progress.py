@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
+from inference_api.lossy_stream import LossyStream
+
 TICK_SECONDS = 0.5
 _CLEAR_LINE = "\r\x1b[K"  # ECMA-48: carriage return, then EL, erase to the end of the line
 
@@ -19,7 +21,7 @@ _CLEAR_LINE = "\r\x1b[K"  # ECMA-48: carriage return, then EL, erase to the end 
 class Progress:
     """Show the stages of one piece of work on `out`; a context manager, whose end leaves no half-written line."""
 
-    def __init__(self, name: str, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, out: TextIO | LossyStream, now: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._out = out
         self._now = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import secrets
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,8 @@ from typing import IO
 from inference_api.config import Settings
 from inference_api.errors import SettingError
 from inference_api.queues import make_private_dir
+
+logger = logging.getLogger(__name__)
 
 
 class RunDir:
@@ -45,9 +48,12 @@ class RunDir:
         if settings.internal_auth_key_file and not settings.internal_auth_key and not settings.key_path.is_file():
             raise SettingError(f"INTERNAL_AUTH_KEY_FILE={settings.key_path} is not there")
         if not settings.internal_auth_key and not settings.internal_auth_key_file:
-            settings.key_path.unlink(missing_ok=True)
-            settings.key_path.touch(mode=0o600)
-            settings.key_path.write_text(secrets.token_hex(32))
+            try:
+                settings.key_path.unlink(missing_ok=True)
+                settings.key_path.touch(mode=0o600)
+                settings.key_path.write_text(secrets.token_hex(32))
+            except OSError as error:
+                raise SettingError(f"INFERENCE_API_RUN_DIR cannot be written: {error}") from None
         self.write_failed_restarts(0)
 
     def link_image(self, image_path: Path) -> None:
@@ -56,10 +62,18 @@ class RunDir:
         self._settings.image_link.symlink_to(image_path)
 
     def write_failed_restarts(self, count: int) -> None:
-        """Tell the workers' health routes how often in a row the backend could not be started."""
+        """Tell the workers' health routes how often in a row the backend could not be started.
+
+        On a full disk they keep what they were told before, and the service goes on.
+        """
         partial = self._settings.state_path.with_suffix(".partial")
-        partial.write_text(str(count))
-        partial.replace(self._settings.state_path)
+        try:
+            partial.write_text(str(count))
+            partial.replace(self._settings.state_path)
+        except OSError as error:
+            logger.warning("the count of failed restarts cannot be written: %s", error.strerror)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def give_back(self) -> None:
         """Remove this service's own names, and the folder if nothing else is in it; release the lock."""

@@ -87,6 +87,11 @@ class SettingsTable:
     prefix_reuse: bool = setting(
         True, "INFERENCE_API_PREFIX_REUSE", doc="Begin a prompt with what a row of the same tenant still holds of it."
     )
+    scrub_rows: bool = setting(
+        True,
+        "INFERENCE_API_SCRUB_ROWS",
+        doc="Zero what a row holds of a tenant before another's request begins in it, or when nobody may reuse it.",
+    )
     draft_tokens: int = setting(
         4,
         "INFERENCE_API_DRAFT_TOKENS",
@@ -137,6 +142,23 @@ class SettingsTable:
         doc="How long an answer to a call with an `Idempotency-Key` is kept for repetitions; 0: the header is refused.",
         low=0.0,
         high=86400.0,
+    )
+    prompt_validator: str = setting(
+        "off",
+        "INFERENCE_API_PROMPT_VALIDATOR",
+        doc="What becomes of prompts with other than plain characters, unless the proxy says it of the tenant.",
+        choices="off reject strip",
+    )
+    prompt_characters: str = setting(
+        "a-zA-Z0-9 ?',.-",
+        "INFERENCE_API_PROMPT_CHARACTERS",
+        doc="Those characters, as in a regular expression's class.",
+    )
+    prompt_min_characters: int = setting(
+        1, "INFERENCE_API_PROMPT_MIN_CHARACTERS", doc="Shortest such text.", low=0, high=1 << 20
+    )
+    prompt_max_characters: int = setting(
+        200, "INFERENCE_API_PROMPT_MAX_CHARACTERS", doc="Longest such text.", low=1, high=1 << 20
     )
     body_bytes: int = setting(262144, "INFERENCE_API_BODY_BYTES", doc="Largest request body.", low=1024, high=1 << 30)
     prefill_chunk_tokens: int = setting(
@@ -228,7 +250,7 @@ class SettingsTable:
     mock_faults: str = setting(
         "",
         "INFERENCE_API_MOCK_FAULTS",
-        doc="Scripted faults KIND:TEXT, comma-separated: a prompt with TEXT sets off nan, error, crash or hang.",
+        doc="Scripted faults KIND:TEXT, comma-separated: a prompt with TEXT sets off nan, memory, error, crash, hang.",
     )
     torch_threads: int = setting(
         0, "INFERENCE_API_TORCH_THREADS", doc="Threads of the engine; 0: as many as torch chooses.", low=0

@@ -31,6 +31,7 @@ from inference_api.debug_log import check_debug_folder
 from inference_api.errors import InferenceApiError, SettingError
 from inference_api.fronts import Front, bind_fronts
 from inference_api.logs import set_up_logging
+from inference_api.lossy_stream import LossyStream
 from inference_api.messages import Drain, Drained, Fatal, Heartbeat, Loading, Ready, StatusMessage, Stop
 from inference_api.model_image import build_mock_image
 from inference_api.progress import Progress
@@ -59,7 +60,7 @@ class Supervisor:
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._children: dict[str, Child] = {}
         self._control: Connection | None = None
-        self._progress = Progress("backend", sys.stderr)
+        self._progress = Progress("backend", LossyStream(sys.stderr))
         self._was_ready = False
         self._restarts = {name: RestartPolicy() for name in ("backend", "gunicorn", "proxy")}
         self._run_dir = RunDir(settings)
@@ -149,7 +150,7 @@ class Supervisor:
         reap_orphans([child.pid for child in self._children.values()])
 
     def _start_backend(self) -> None:
-        self._progress = Progress("backend", sys.stderr)
+        self._progress = Progress("backend", LossyStream(sys.stderr))
         self._backend_began = time.monotonic()
         ours, theirs = socket.socketpair()
         command = ["-m", "inference_api.backend.main"]
@@ -235,7 +236,7 @@ class Supervisor:
     def _backend_cannot_start(self, cause: str) -> None:
         """Stop a service that has never served; one that has is kept, for memory or a disk may come back."""
         self._progress.clear()
-        sys.stderr.write(f"ERROR: {cause}\n")
+        _complain(cause)
         if not self._was_ready:
             self._exit_status = 1
             self._drain(0.0)
@@ -261,9 +262,7 @@ class Supervisor:
         wait_seconds = restarts.dies(time.monotonic())
         if not self._was_ready and restarts.num_deaths >= MAX_START_DEATHS:
             self._exit_status = 1
-            sys.stderr.write(
-                f"ERROR: the backend died {MAX_START_DEATHS} times before it was ready; see its log above\n"
-            )
+            _complain(f"the backend died {MAX_START_DEATHS} times before it was ready; see its log above")
             self._drain(0.0)
             return
         self._run_dir.write_failed_restarts(restarts.num_failed_restarts)
@@ -278,7 +277,7 @@ class Supervisor:
         wait_seconds = restarts.dies(time.monotonic())
         if not restarts.has_settled and (not self._was_ready or restarts.num_deaths >= MAX_START_DEATHS):
             self._exit_status = 1
-            sys.stderr.write(f"ERROR: {name} could not start (status {status}); see its log above\n")
+            _complain(f"{name} could not start (status {status}); see its log above")
             self._drain(0.0)
             return
         logger.error("%s ended with status %d; it is started again", name, status)
@@ -330,6 +329,11 @@ class Supervisor:
                 self._control.send(message)
 
 
+def _complain(text: str) -> None:
+    """Tell the operator on stderr, or nobody if that is full: the children have to be looked after all the same."""
+    LossyStream(sys.stderr).write(f"ERROR: {text}\n")
+
+
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Let the wakeup descriptor carry the signal."""
 
@@ -342,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
         check_debug_folder(start.settings)
         return Supervisor(start.settings, proxy=start.proxy, status_fd=start.status_fd).run()
     except InferenceApiError as error:
-        sys.stderr.write(f"ERROR: {error}\n")
+        _complain(str(error))
         return 1
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from proxy.answers import Refusal
-from proxy.auth import Authenticator, AuthError, Claims
+from proxy.auth import AuthError, Claims
 from proxy.routes import RouteTable, Scope
 
 # RFC 9110 section 7.2 and RFC 3986 section 3.2.2: reg-name or IPv4, or a bracketed IPv6 literal, and a port.
@@ -35,20 +36,34 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Let a request pass: where it goes (`path`, `query` as sent upstream) and who sends it (None on public routes)."""
+    """Let a request pass: where it goes (`path`, `query` as sent upstream) and who sends it (None on public routes).
+
+    `template` is the route's, which names it whatever the path is.
+    """
 
     method: str
+    template: str
     path: str
     query: str
     claims: Claims | None
     has_body: bool
 
 
+class CredentialCheck(Protocol):
+    """What decides about credentials: an `Authenticator`, or the one that is in force at each call."""
+
+    def authenticate(self, authorization_header: str) -> Claims:
+        """Return the claims of an Authorization header; raise AuthError."""
+
+    def authenticate_api_key(self, api_key_header: str) -> Claims:
+        """Return the claims of an X-Api-Key header; raise AuthError."""
+
+
 class Admitter:
     """Decide about request heads; one object serves all requests, it holds no state of any."""
 
     def __init__(
-        self, table: RouteTable, authenticator: Authenticator, *, trusted_hosts: frozenset[str], max_body_bytes: int
+        self, table: RouteTable, authenticator: CredentialCheck, *, trusted_hosts: frozenset[str], max_body_bytes: int
     ) -> None:
         """Take the rules; an empty `trusted_hosts` accepts every valid Host: it never routes and is never repeated."""
         self._table = table
@@ -65,7 +80,7 @@ class Admitter:
             claims = self._authenticate(head.headers)
             if route.scope is not None and route.scope.value not in claims.scopes:
                 raise Refusal(403, "scope_missing", f"JWT scope must include '{route.scope.value}'.")
-        return Admission(head.method, path, _rebuild_query(query), claims, self._check_framing(head))
+        return Admission(head.method, route.template, path, _rebuild_query(query), claims, self._check_framing(head))
 
     def methods(self, head: RequestHead) -> list[str]:
         """List the methods of the path that a request names, without asking who calls; raise Refusal."""

@@ -12,21 +12,25 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, request
 
+from proxy.access import Access, AccessFiles
 from proxy.admission import Admission, Admitter, RequestHead
 from proxy.answers import ERROR_CODE_HEADER, Refusal, error_headers
-from proxy.auth import Authenticator, mint_assertion
+from proxy.auth import mint_assertion
 from proxy.config import Settings
 from proxy.connection import ClientLeft
 from proxy.cors import CrossOrigin
 from proxy.error_bodies import refusal_body
 from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
 from proxy.headers import AnswerFault, answer_headers, identity_headers, upstream_headers, valid_request_id
-from proxy.limits import RequestWindow
+from proxy.limits import CallLimits, LimitHeaders, open_tenants, redis_client
+from proxy.open_calls import CallRevoked
 from proxy.routes import RouteTable
 from proxy.trace_context import TRACEPARENT_HEADER, Trace, continue_trace
 from proxy.transaction import JsonTransactionFormatter, Transaction
@@ -45,36 +49,40 @@ class RelayedResponse(Response):
 
 
 def create_app(settings: Settings, now: Callable[[], float] = time.time) -> Flask:
-    """Build the app from settings; `now` gives Unix seconds. Raises KeyFault, PolicyFault or RouteFault."""
-    authenticator = (
-        Authenticator.from_policy(settings.jwt_policy, now)
-        if settings.jwt_policy is not None
-        else Authenticator.from_shared_secret(settings.jwt_secret or b"", now)
-    )
-    door = Door(settings, authenticator, now)
+    """Build the app from settings; `now` gives Unix seconds. Raises FileFault, KeyFault or RouteFault.
+
+    What its worker must refresh every few seconds is in the extension `watched`, a list for each greenlet.
+    """
+    files = AccessFiles(settings.jwt_secret or b"", settings.jwt_policy_file, settings.jwt_revocation_file)
+    access = Access(files, now)
+    tenants = open_tenants(settings)
+    limits = CallLimits(lambda: tenants.value, settings.num_proxies, redis_client(settings))
+    door = Door(settings, access, limits, now)
     app = Flask("proxy", static_folder=None)
     # An unexpected exception leaves through the worker, which answers JSON and logs; Flask would write an HTML page.
     app.config["PROPAGATE_EXCEPTIONS"] = True
     # The route table of the core is the only one: Flask's router would add redirects, OPTIONS and its own 404 page.
     app.before_request(lambda: door.answer(request.environ))
+    app.extensions["watched"] = [*access.watched, [tenants], [limits.windows]]
     return app
 
 
 class Door:
     """Let requests in, forward them, and give the answers back."""
 
-    def __init__(self, settings: Settings, authenticator: Authenticator, now: Callable[[], float]) -> None:
+    def __init__(self, settings: Settings, access: Access, limits: CallLimits, now: Callable[[], float]) -> None:
         """Put the parts together."""
         self._settings = settings
         self._now = now
+        self._open_calls = access.open_calls
         self._admitter = Admitter(
             RouteTable(),
-            authenticator,
+            access,
             trusted_hosts=settings.trusted_hosts,
             max_body_bytes=settings.max_body_bytes,
         )
         self._cross_origin = CrossOrigin(settings.cors_origins)
-        self._window = RequestWindow(settings.requests_per_minute)
+        self._limits = limits
         self._upstream = Upstream(
             settings.upstream_url,
             connect_timeout=settings.connect_timeout_seconds,
@@ -91,10 +99,11 @@ class Door:
         trace = continue_trace(head.headers.get(TRACEPARENT_HEADER), self._settings.trace_sample_ratio)
         path, address = head.target.partition("?")[0], str(environ.get("REMOTE_ADDR", ""))
         transaction = Transaction(path, address, time.monotonic, self._logger, trace.trace_id)
-        connection.on_end(lambda: transaction.finish(client_left=connection.left))
+        connection.on_end(lambda: transaction.finish(client_left=connection.left, cut_reason=connection.cut_reason))
         request_id = "req_" + secrets.token_hex(16)
         client_id = valid_request_id(head.headers.get("x-request-id"))
         identity = identity_headers(request_id, client_id)
+        limit_headers: LimitHeaders = ()
         try:
             if self._cross_origin.is_preflight(head.method, head.headers):
                 allowed = self._cross_origin.preflight_headers(head.headers, self._admitter.methods(head))
@@ -102,18 +111,29 @@ class Door:
             else:
                 admission = self._admitter.admit(head)
                 transaction.claims = admission.claims
-                if admission.claims is not None:
-                    self._window.take(admission.claims.tenant)
+                admission, limit_headers = self._enter(connection, admission)
                 answer = self._forward(connection, head, admission, request_id, trace)
                 headers = _selected_headers(answer, request_id, client_id)
                 response = self._relay(head, admission, answer, headers, transaction)
         except Refusal as refusal:
-            connection.abandon_body()
+            connection.refuse(malformed=refusal.status == HTTPStatus.BAD_REQUEST)
             body = refusal_body(path, refusal, request_id, head.headers.get("content-type", ""))
             response = RelayedResponse(body, refusal.status, [*error_headers(refusal), *identity])
+        response.headers.extend(limit_headers)
         response.headers.extend(self._cross_origin.answer_headers(origin, response.headers.keys()))
         transaction.status_code = response.status_code
         return response
+
+    def _enter(self, connection: Any, admission: Admission) -> tuple[Admission, LimitHeaders]:
+        if admission.claims is None:
+            return admission, ()
+        # Nothing may wait between the check of a bearer and this, or its revocation could miss the call.
+        cut = partial(connection.cut, CallRevoked())
+        connection.on_end(self._open_calls.open(admission.claims.token_id, cut))
+        connection.take_place()
+        call = self._limits.enter(admission.claims, admission.template)
+        connection.on_end(call.leave)
+        return replace(admission, claims=call.claims), call.headers
 
     def _forward(
         self, connection: Any, head: RequestHead, admission: Admission, request_id: str, trace: Trace
@@ -134,7 +154,7 @@ class Door:
         connection.watch()
         try:
             answer = self._upstream.send(admission.method, target, headers, body)
-        except ClientLeft as left:
+        except (ClientLeft, CallRevoked) as left:
             # Thrown into a connect, it leaves the only reference to the socket in a frame: urllib3 closes it on OSError
             # alone. Flask keeps the exception in a cycle; without those frames the socket is closed here and now.
             raise left.with_traceback(None) from None

@@ -83,9 +83,13 @@ class Authenticator:
     def from_policy(cls, policy: dict[str, Any], now: Callable[[], float]) -> Authenticator:
         """Accept bearers as a strict policy says (keys by id, issuer, audience, required claims, lifetime).
 
-        Raises PolicyFault or KeyFault, each naming the member that is wrong.
+        Raises PolicyFault or KeyFault, each naming the member that is wrong. A policy whose keys lie elsewhere is made
+        into an Authenticator by whoever has them.
         """
-        return cls(load_keys(policy.get("keys") or {}), read_policy(policy), now)
+        rules = read_policy(policy)
+        if rules.key_place is not None:
+            raise PolicyFault("must hold the keys itself here", ("keys",))
+        return cls(load_keys(policy["keys"]), rules, now)
 
     def authenticate(self, authorization_header: str) -> Claims:
         """Verify the header's bearer and return its claims; raise AuthError with a fixed text and a stable code."""

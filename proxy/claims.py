@@ -16,7 +16,7 @@ from typing import Any
 DEFAULT_SCOPE = "inference"
 LEEWAY_SECONDS = 60.0
 
-_TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _REVOCATION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # RFC 6749 section 3.3: scope-token, separated by single spaces.
 _SCOPES = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*")
@@ -60,7 +60,7 @@ def claims_from(payload: Mapping[str, Any], rule: ClaimsRule, now: float) -> Cla
     if "aud" in payload and payload["aud"] not in (rule.audience, [rule.audience]):
         raise AuthError("jwt_audience", "JWT audience is not this service.")
     tenant = payload.get("team_id")
-    if not isinstance(tenant, str) or _TENANT.fullmatch(tenant) is None:
+    if not isinstance(tenant, str) or TENANT_NAME.fullmatch(tenant) is None:
         raise AuthError("jwt_team", "JWT team_id must be 1 to 63 characters of a-z 0-9 _ -, not starting with _ or -.")
     return Claims(
         tenant=tenant,

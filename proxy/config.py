@@ -6,8 +6,8 @@ what the settings are for; the objects that do get a frozen value.
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -48,14 +48,18 @@ class Settings:
     port: int
     upstream_url: str
     jwt_secret: bytes | None = field(repr=False)
-    jwt_policy: dict[str, Any] | None = field(repr=False)
     internal_key: bytes = field(repr=False)
+    jwt_policy_file: Path | None = None
+    jwt_revocation_file: Path | None = None
     warnings: tuple[str, ...] = ()
     trusted_hosts: frozenset[str] = frozenset()
     cors_origins: frozenset[str] = frozenset()
     log_format: str = "text"
     max_connections: int = 16384
     requests_per_minute: int = 0
+    tenants_file: Path | None = None
+    num_proxies: int = 1
+    redis_url: str = field(default="", repr=False)
     trace_sample_ratio: float = 0.0
     max_body_bytes: int = 256 * 1024
     max_buffered_answer_bytes: int = 8 * 1024 * 1024
@@ -74,6 +78,7 @@ _HIGHEST = 2.0**31 - 1
 _NUMBERS: Mapping[str, tuple[str, float, float]] = {
     "max_connections": ("PROXY_MAX_CONNECTIONS", 1, _HIGHEST),
     "requests_per_minute": ("PROXY_REQUESTS_PER_MINUTE", 0, _HIGHEST),
+    "num_proxies": ("PROXY_REPLICAS", 1, 1024),
     "trace_sample_ratio": ("PROXY_TRACE_SAMPLE_RATIO", 0, 1),
     "max_body_bytes": ("PROXY_MAX_BODY_BYTES", 1, _HIGHEST),
     "max_buffered_answer_bytes": ("PROXY_MAX_BUFFERED_ANSWER_BYTES", 1, _HIGHEST),
@@ -98,12 +103,12 @@ def read_settings(
 ) -> Settings:
     """Combine options and environment (an option wins); raise ConfigError for the first wrong setting."""
     secret = environ.get("JWT_SECRET", "")
-    policy = _read_policy_file(environ.get("JWT_POLICY_FILE", ""))
-    if not secret and policy is None:
+    policy_file = _readable_file(environ, "JWT_POLICY_FILE")
+    if not secret and policy_file is None:
         raise ConfigError("Expected JWT_SECRET environment variable to be provided")
     bind = bind or environ.get("PROXY_BIND") or "127.0.0.1"
     warnings = []
-    if policy is None:
+    if policy_file is None:
         relaxed = is_loopback(bind) or insecure_dev or environ.get("INSECURE_DEV") == "1"
         warnings += _check_secret(secret, relaxed=relaxed)
     internal_key = _read_internal_key(environ)
@@ -116,9 +121,12 @@ def read_settings(
         bind=bind,
         port=_check_port(port),
         upstream_url=_check_upstream(upstream_url),
-        jwt_secret=secret.encode("utf-8") if policy is None else None,
-        jwt_policy=policy,
+        jwt_secret=secret.encode("utf-8") if policy_file is None else None,
         internal_key=internal_key,
+        jwt_policy_file=policy_file,
+        jwt_revocation_file=_readable_file(environ, "JWT_REVOCATION_FILE"),
+        tenants_file=_readable_file(environ, "PROXY_TENANTS_FILE"),
+        redis_url=_read_redis_url(environ),
         warnings=tuple(warnings),
         trusted_hosts=frozenset(environ.get("PROXY_TRUSTED_HOSTS", "").lower().replace(",", " ").split()),
         cors_origins=_read_cors_origins(environ),
@@ -166,16 +174,30 @@ def _read_internal_key(environ: Mapping[str, str]) -> bytes | None:
     return key
 
 
-def _read_policy_file(path: str) -> dict[str, Any] | None:
+def _readable_file(environ: Mapping[str, str], name: str) -> Path | None:
+    path = environ.get(name, "")
     if not path:
         return None
     try:
-        policy = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError):
-        raise ConfigError("JWT_POLICY_FILE: cannot read the file as JSON") from None
-    if not isinstance(policy, dict):
-        raise ConfigError("JWT_POLICY_FILE: must contain one JSON object")
-    return policy
+        Path(path).open("rb").close()
+    except OSError as fault:
+        raise ConfigError(f"{name}: cannot read {path} ({fault.strerror})") from None
+    return Path(path)
+
+
+def _read_redis_url(environ: Mapping[str, str]) -> str:
+    url = environ.get("REDIS_URL", "")
+    parts = urlsplit(url)
+    try:
+        has_place = bool(parts.path if parts.scheme == "unix" else parts.hostname) and parts.port != 0
+    except ValueError:
+        has_place = False
+    # No TLS: a handshake would hold up all other requests. No query: it could lift the time-outs.
+    if url and (parts.scheme not in ("redis", "unix") or not has_place or parts.query or parts.fragment):
+        raise ConfigError("REDIS_URL must be redis://[user:password@]host:port[/number] or unix:///path")
+    if url and importlib.util.find_spec("redis") is None:
+        raise ConfigError("REDIS_URL needs the package redis: install it, or take the setting away")
+    return url
 
 
 def _read_cors_origins(environ: Mapping[str, str]) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 Runs in the gevent worker of PROCESS 3; every wait gives way to the other greenlets. It stands where gunicorn expects a
 socket. It does not know routes, bearers or the upstream: what must end when the client leaves is a greenlet that gets
-`ClientLeft` thrown into it.
+`ClientLeft` thrown into it. Why the proxy cut a client, if it did, is in `cut_reason`, for the log.
 
 # design: a FIN counts as "left", nobody can tell close from half-close. It is seen by a second greenlet that reads
 ahead while a request waits for its upstream; what it reads is a pipelined request and is served later.
@@ -38,6 +38,10 @@ _READ_BYTES = 65536
 _MAX_READ_AHEAD_BYTES = 65536
 _LINGER_SECONDS = 1.0
 _GIVE_WAY_BYTES = 262144
+# What the kernel keeps of an answer for a client that does not read; it doubles the number (socket(7)). Left alone, the
+# buffer grows to megabytes a connection, which thousands of such clients could take from everybody.
+_SEND_BUFFER_BYTES = 65536
+_RETRY_AFTER_SECONDS = "1"
 
 
 class ClientLeft(BaseException):
@@ -56,11 +60,19 @@ class Deadlines:
 class ClientConnection:
     """Stand in for the client's socket in gunicorn and offer the app what a socket cannot."""
 
-    def __init__(self, sock: Any, deadlines: Deadlines, now: Callable[[], float] = time.monotonic) -> None:
-        """Take over a gevent socket; the first head is due from now on."""
+    def __init__(
+        self,
+        sock: Any,
+        deadlines: Deadlines,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        keep: Callable[[ClientConnection], bool] = lambda _connection: True,
+    ) -> None:
+        """Take over a gevent socket; the first head is due from now on. `keep` says whether it may stay (places.py)."""
         self._sock = sock
         self._deadlines = deadlines
         self._now = now
+        self._keep = keep
         self._ahead = bytearray()
         self._at_end = False
         self._num_bytes_in_a_row = 0
@@ -70,10 +82,15 @@ class ClientConnection:
         self._watcher: gevent.Greenlet | None = None
         self._watched: gevent.Greenlet | None = None
         self._endings: list[Callable[[], None]] = []
+        self._running: gevent.Greenlet | None = None
+        self._cut_by: Refusal | None = None
         self.answer_started = False
         self.left = False
+        self.cut_reason: str | None = None
+        """Why the proxy itself ended the connection under a request; None where the client did, or nobody."""
         self.linger = False
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.begin_head()
 
     # What gunicorn calls.
@@ -130,6 +147,8 @@ class ClientConnection:
     def begin_request(self, request: Any) -> None:
         """Take over a parsed request; its 100 Continue is sent when its body is read, not before it was admitted."""
         self._request = request
+        self._running = gevent.getcurrent()
+        self._cut_by = None
         self._continue_due = request._expected_100_continue
         request._expected_100_continue = False
         reader = request.body.reader
@@ -137,6 +156,7 @@ class ClientConnection:
 
     def end_request(self) -> None:
         """Stop watching, then run what was registered with `on_end`, last first."""
+        self._running = None
         self._unwatch()
         while self._endings:
             self._endings.pop()()
@@ -146,7 +166,34 @@ class ClientConnection:
         """Say whether no request is running."""
         return self._request is None or (not self._endings and self._watched is None)
 
+    @property
+    def fresh(self) -> bool:
+        """Say whether no request has come yet."""
+        return self._request is None
+
+    def give_up(self) -> None:
+        """End the connection for a newcomer's sake, in whatever it is."""
+        self.cut_reason = "made_room"
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     # What the app calls.
+
+    def cut(self, refusal: Refusal) -> None:
+        """Raise `refusal` in the greenlet of the request that runs now, wherever it waits; called from any other."""
+        # Only the hub may throw into a greenlet; it does so only if the same request still runs by then.
+        gevent.get_hub().loop.run_callback(self._throw, self._request, refusal)
+
+    def take_place(self) -> None:
+        """Stay, now that a good bearer has been shown; raise Refusal 503 when all places are taken by such ones."""
+        if not self._keep(self):
+            self._request.force_close()
+            raise Refusal(
+                503,
+                "connections_exhausted",
+                "All connections of this service are in use, try again later.",
+                {"Retry-After": _RETRY_AFTER_SECONDS},
+            )
 
     def on_end(self, ending: Callable[[], None]) -> None:
         """Register what must happen when the request ends, however it ends."""
@@ -175,14 +222,20 @@ class ClientConnection:
         self._body_open = False
         return body
 
-    def abandon_body(self) -> None:
-        """Make this answer the connection's last when its body was not read: the next start is unknown."""
-        if self._body_open:
+    def refuse(self, *, malformed: bool) -> None:
+        """Make this answer the connection's last if nobody can tell where or what the next request is.
+
+        So it is when the body was not read, or when this request had no one meaning.
+        """
+        if self._body_open or malformed:
             self._request.force_close()
             self.linger = True
 
     def watch(self) -> None:
         """Throw ClientLeft into this greenlet once the client closes, resets or floods, until the request ends."""
+        if self._cut_by is not None:
+            # It came while the request waited for something that took it for a fault of its own.
+            raise self._cut_by
         self._watched = gevent.getcurrent()
         self._watcher = gevent.spawn(self._read_ahead)
 
@@ -214,6 +267,7 @@ class ClientConnection:
                     stalled_since = self._now() if stalled_since is None else stalled_since
                     remaining = stalled_since + self._deadlines.write_stall_seconds - self._now()
                     if remaining <= 0:
+                        self.cut_reason = "write_stalled"
                         self.reset()
                         raise
                     self._wait(wait_write, remaining)
@@ -249,6 +303,8 @@ class ClientConnection:
                 if not data:
                     break
                 self._ahead += data
+            else:
+                self.cut_reason = "pipelined_too_much"
         except OSError:
             pass
         self._at_end = True
@@ -260,6 +316,14 @@ class ClientConnection:
         if watched is not None:
             self.left = True
             watched.throw(ClientLeft())
+
+    def _throw(self, request: Any, refusal: Refusal) -> None:
+        if self._running is not None and request is self._request:
+            running, self._running, self._watched = self._running, None, None
+            self._cut_by = refusal
+            if self.answer_started:
+                self.cut_reason = refusal.code
+            running.throw(refusal)
 
     def _unwatch(self) -> None:
         self._watched = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 import gevent
@@ -26,6 +27,10 @@ _READ_BYTES = 65536
 _EVENT_READ = 1  # libev's EV_READ
 _RETRY_AFTER_SECONDS = "1"
 _BODILESS_STATUSES = frozenset({204, 304})
+# RFC 9112 sections 4 and 5, RFC 9110 sections 5.1 and 5.5: a status line, a field, or the end; no fold, no lone LF.
+_HEAD_LINE = re.compile(rb"(?:(?:HTTP/1\.[01] |[!#$%&'*+.^_`|~0-9A-Za-z-]+:)[\t\x20-\x7e\x80-\xff]*)?\r\n|")
+# An answer of more is none of ours, and Python refuses to read a number of thousands of digits.
+_MAX_LENGTH_DIGITS = 15
 
 
 class AnswerTruncated(Exception):
@@ -44,10 +49,7 @@ class UpstreamAnswer:
         self.headers: list[tuple[str, str]] = list(self._raw.headers.iteritems())
         self.bodiless = method == "HEAD" or self.status in _BODILESS_STATUSES
         self.chunked = chunked = self._raw.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        length = self._raw.headers.get("Content-Length")
-        self.length = (
-            int(length) if not chunked and length is not None and length.isascii() and length.isdigit() else None
-        )
+        self.length = None if chunked else _parse_length(self._raw.headers.get("Content-Length", ""))
         if not self.bodiless and not chunked and self.length is None:
             self.close()
             raise Refusal(502, "upstream_framing", "Inference server sent an answer without a length.")
@@ -166,6 +168,45 @@ class ReadWait:
             self._timer = self._start_timer(remaining)
 
 
+class _HeadReader:
+    """Hand out the lines of a head and refuse those that Python's parser would read as something else.
+
+    It ends a line at a lone CR as well, so that a value with one would become another field.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int = -1) -> bytes:
+        line: bytes = self._stream.readline(limit)
+        if _HEAD_LINE.fullmatch(line) is None:
+            raise HTTPException("not a line of a head")
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _StrictResponse(HTTPResponse):
+    """Read a head line by line through a `_HeadReader`."""
+
+    def begin(self) -> None:
+        stream, self.fp = self.fp, _HeadReader(self.fp)  # type: ignore[assignment]
+        try:
+            super().begin()
+        finally:
+            if self.fp is not None:
+                self.fp = stream
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    response_class = _StrictResponse
+
+
+class _Pool(urllib3.connectionpool.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
 class Upstream:
     """Send requests to one inference server."""
 
@@ -184,6 +225,7 @@ class Upstream:
         # An adapter a request, so a connection a request: a pooled one may be closed by the server at the very moment a
         # POST goes out on it, and that error must not be retried.
         adapter = HTTPAdapter(pool_connections=1, pool_maxsize=1, max_retries=0)
+        adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool}
         try:
             response = adapter.send(prepared, stream=True, timeout=self._timeout)
         except requests.Timeout:
@@ -193,6 +235,11 @@ class Upstream:
         except (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError):
             raise Refusal(502, "upstream_broken", "Inference server gave no valid answer.") from None
         return UpstreamAnswer(response, adapter, method, read_timeout=self._timeout[1])
+
+
+def _parse_length(text: str) -> int | None:
+    valid = text.isascii() and text.isdigit() and len(text) <= _MAX_LENGTH_DIGITS
+    return int(text) if valid else None
 
 
 def _connection_refusal(fault: requests.ConnectionError) -> Refusal:

@@ -31,6 +31,10 @@ _ANSWER_NAMES = frozenset(
         "x-error-code",
         "x-should-retry",
         "openai-processing-ms",
+        # The server's half of these; the proxy adds the one of requests.
+        "x-ratelimit-limit-tokens",
+        "x-ratelimit-remaining-tokens",
+        "x-ratelimit-reset-tokens",
     }
 )
 _ANSWER_PREFIX = "x-inference-"
@@ -75,8 +79,9 @@ def upstream_headers(
 def answer_headers(
     upstream: Iterable[tuple[str, str]], *, request_id: str, client_id: str | None
 ) -> list[tuple[str, str]]:
-    """Select the headers of an upstream answer that go on, add the ids; raise AnswerFault for a folded value.
+    """Select the headers of an upstream answer that go on, add the ids.
 
+    Raises AnswerFault for a value of more than one line, or two types of content, of which each reader takes another.
     A call with an idempotency key has a request id that the server makes of it; that one is told then.
     """
     selected = []
@@ -88,6 +93,8 @@ def answer_headers(
             if _VALUE.fullmatch(value) is None:
                 raise AnswerFault(f"header {lower} of the upstream answer is not one line of printable ASCII")
             selected.append((name, value))
+    if sum(name.lower() == "content-type" for name, _value in selected) > 1:
+        raise AnswerFault("the upstream answer has two types of content")
     return selected + identity_headers(request_id, client_id)
 
 

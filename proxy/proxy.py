@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,9 +24,10 @@ if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == _FOLDE
 
 from gunicorn.app.base import BaseApplication  # noqa: E402
 
-from proxy.auth import Authenticator, PolicyFault  # noqa: E402
+from proxy.access import Access, AccessFiles  # noqa: E402
 from proxy.config import ConfigError, Settings, process_environment, read_settings  # noqa: E402
-from proxy.keys import KeyFault  # noqa: E402
+from proxy.limits import open_tenants  # noqa: E402
+from proxy.located_json import FileFault, MemberFault  # noqa: E402
 from proxy.routes import RouteFault, RouteTable  # noqa: E402
 
 
@@ -88,12 +90,16 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
 
 
 def check_start(settings: Settings) -> None:
-    """Build what can be wrong (keys, policy, route table) before anything is bound; raise as they do."""
+    """Build what can be wrong (routes, tenants, keys, policy, revocations) before anything is bound; raise as they do.
+
+    A published key set is fetched once: a wrong one stops the start, an issuer that cannot be reached does not.
+    """
     RouteTable()
-    if settings.jwt_policy is not None:
-        Authenticator.from_policy(settings.jwt_policy, lambda: 0.0)
-    else:
-        Authenticator.from_shared_secret(settings.jwt_secret or b"", lambda: 0.0)
+    open_tenants(settings)
+    files = AccessFiles(settings.jwt_secret or b"", settings.jwt_policy_file, settings.jwt_revocation_file)
+    published_fault = Access(files, time.time).published_fault
+    if published_fault is not None:
+        raise published_fault
 
 
 def raise_descriptor_limit() -> None:
@@ -165,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.check:
             return 0
         listen_fd = bind_listener(settings).detach() if options.fd is None else options.fd
-    except (ConfigError, KeyFault, PolicyFault, RouteFault) as fault:
+    except (ConfigError, FileFault, MemberFault, RouteFault) as fault:
         print(f"ERROR: {fault}", file=sys.stderr)
         return 1
     for warning in settings.warnings:

@@ -40,15 +40,18 @@ class Transaction:
         """Start the clock (monotonic seconds)."""
         self.started = self.now()
 
-    def finish(self, *, client_left: bool) -> None:
-        """Write the line; a health probe that went well, which comes every few seconds, is not worth one."""
+    def finish(self, *, client_left: bool, cut_reason: str | None = None) -> None:
+        """Write the line; a health probe that went well, which comes every few seconds, is not worth one.
+
+        `cut_reason` says why the proxy itself ended the connection under the request.
+        """
         if self.claims is None and self.status_code == HTTPStatus.OK and not client_left:
             return
         status_code = CLIENT_LEFT_STATUS if client_left else self.status_code
         jwt = {"team_id": self.claims.tenant, "token_id": self.claims.token_id} if self.claims is not None else None
         duration_ms = (self.now() - self.started) * 1000
         self.logger.info(
-            "[Transaction] path=%s client_address=%s status_code=%d jwt=%s stats=%s duration_ms=%d trace_id=%s",
+            "[Transaction] path=%s client_address=%s status_code=%d jwt=%s stats=%s duration_ms=%d trace_id=%s%s",
             escape(self.path),
             escape(self.client_address),
             status_code,
@@ -56,6 +59,7 @@ class Transaction:
             _compact(self.stats)[:_MAX_STATS],
             duration_ms,
             self.trace_id,
+            f" cut_reason={cut_reason}" if cut_reason else "",
             extra={
                 "transaction": {
                     "path": self.path[:_MAX_VALUE],
@@ -65,6 +69,7 @@ class Transaction:
                     "stats": self.stats if len(_compact(self.stats)) <= _MAX_STATS else None,
                     "duration_ms": round(duration_ms, 3),
                     "trace_id": self.trace_id,
+                    **({"cut_reason": cut_reason} if cut_reason else {}),
                 }
             },
         )

@@ -27,12 +27,18 @@ from proxy.answers import Refusal, raw_error_answer
 from proxy.chunks import FramedBytes
 from proxy.connection import ClientConnection, ClientLeft, Deadlines
 from proxy.pace import PaceRule
+from proxy.places import Places
+from proxy.watched_file import watch_files
 
 _HEARTBEAT_SECONDS = 1.0
-# Descriptors for listeners, pipes, logs and libraries.
-_OWN_DESCRIPTORS = 64
+# Beyond the places of clients: so many may be open at once while others are made to leave for them.
+_NUM_SPARE_PLACES = 32
+# Descriptors for listeners, pipes, logs and libraries, and for the spare places and their upstream sockets.
+_OWN_DESCRIPTORS = 64 + 2 * _NUM_SPARE_PLACES
 # The server takes far fewer requests at once, so no more upstream sockets than these are ever open.
 _MAX_UPSTREAM_DESCRIPTORS = 1024
+
+_CROWDED_LOG_SECONDS = 60.0
 
 # First match wins; everything else that gunicorn's parser raises is a 400. GreenletExit ends what outlives the grace.
 _REFUSALS = (
@@ -79,6 +85,8 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             write_stall_seconds=settings.write_stall_seconds,
         )
         self._open: set[ClientConnection] = set()
+        self._places: Places[ClientConnection] = Places(self.worker_connections)
+        self._crowded_told_at = -_CROWDED_LOG_SECONDS
         # Set once nothing is accepted any more: a client that sees its connection end can rely on that.
         self._draining = False
         # Set on SIGINT and SIGQUIT, which give no grace.
@@ -118,12 +126,14 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
         num_connections = fitting_connections(self.worker_connections, soft_limit)
         if num_connections < self.worker_connections:
             self.log.warning("at most %d connections fit into %d open files (ulimit -n)", num_connections, soft_limit)
-        pool = Pool(num_connections)
+        self._places = Places(num_connections)
+        pool = Pool(num_connections + _NUM_SPARE_PLACES)
         servers = []
         for listener in self.sockets:
             listener.setblocking(True)
             servers.append(StreamServer(listener, handle=partial(self.handle, listener), spawn=pool))
             servers[-1].start()
+        watchers = [watch_files(group) for group in self.wsgi.extensions["watched"]]
         while self.alive:
             self.notify()
             self._stopping.wait(timeout=_HEARTBEAT_SECONDS)
@@ -131,34 +141,56 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             server.close()
         self._draining = True
         self._drain(pool)
+        for watcher in watchers:
+            watcher.kill()
 
     def _drain(self, pool: Pool) -> None:
         deadline = time.monotonic() + self.cfg.graceful_timeout
-        for connection in list(self._open):
-            if connection.idle:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(gevent_socket.SHUT_RD)
+        self._end_idle([connection for connection in self._open if not connection.fresh])
         while not self._hurried and (remaining := deadline - time.monotonic()) > 0:
             self.notify()
             if pool.join(timeout=min(remaining, _HEARTBEAT_SECONDS)):
                 return
+            # A first request that was on its way when the drain began has come by now.
+            self._end_idle(list(self._open))
         if not self._hurried:
             self.log.warning("grace is over with %d connections open", len(pool))
         pool.kill(timeout=_HEARTBEAT_SECONDS)
 
+    def _end_idle(self, connections: list[ClientConnection]) -> None:
+        for connection in connections:
+            if connection.idle:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(gevent_socket.SHUT_RD)
+
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve one connection to its end."""
-        connection = ClientConnection(client, self._deadlines)
+        connection = ClientConnection(client, self._deadlines, keep=self._places.keep)
         self._open.add(connection)
+        self._make_room(connection)
         try:
             super().handle(listener, connection, addr)
         finally:
+            self._places.leave(connection)
             self._open.discard(connection)
+
+    def _make_room(self, newcomer: ClientConnection) -> None:
+        evicted = self._places.enter(newcomer)
+        if evicted is None:
+            return
+        evicted.give_up()
+        now = time.monotonic()
+        if now - self._crowded_told_at >= _CROWDED_LOG_SECONDS:
+            self._crowded_told_at = now
+            self.log.warning("all connections are in use: those without a good bearer are closed for new ones")
 
     def handle_request(self, listener_name: Any, req: Any, sock: ClientConnection, addr: Any) -> None:
         """Run the app for one request; raise StopIteration when the connection is not to be used again."""
         connection = sock
+        # RFC 9110 section 2.5: a later minor version is served as the one we speak, and answered as that.
+        req.version = min(req.version, (1, 1))
         connection.begin_request(req)
+        self._places.ask(connection)
         response, environ = wsgi.create(req, connection, addr, listener_name, self.cfg, response_class=NamelessResponse)
         environ["proxy.connection"] = connection
         if self._draining:
@@ -175,6 +207,7 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             connection.end_request()
         if response.should_close() or self._draining:
             raise StopIteration
+        self._places.wait(connection)
         connection.begin_head()
 
     def _answer(self, environ: dict[str, Any], response: Any) -> None:

@@ -95,7 +95,13 @@ PURE = (
     "proxy/auth.py",
     "proxy/claims.py",
     "proxy/error_bodies.py",
+    "proxy/jwks.py",
     "proxy/jws.py",
+    "proxy/keys.py",
+    "proxy/located_json.py",
+    "proxy/open_calls.py",
+    "proxy/policy.py",
+    "proxy/revocation.py",
 )
 IMPURE_MODULES = ("socket", "selectors", "select", "subprocess", "threading", "time", "os", "requests", "flask")
 

@@ -37,7 +37,7 @@ def test_every_setting_has_a_prefixed_name_first_a_line_of_words_and_a_name_of_i
 def test_units_are_in_the_names_of_numbers() -> None:
     counts = {"port", "workers", "threads", "rows", "queue_requests", "batch_max_requests", "layers", "torch_threads"}
     counts.add("mock_tokens_per_second")
-    units = ("_seconds", "_tokens", "_bytes", "_ratio")
+    units = ("_seconds", "_tokens", "_bytes", "_ratio", "_characters")
     for name, field in FIELDS.items():
         if isinstance(field.default, int | float) and not isinstance(field.default, bool) and name not in counts:
             assert name.endswith(units), name

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from inference_api.config import Settings
+from proxy.config import read_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = ROOT / "scripts" / "container"
@@ -121,11 +122,12 @@ def test_a_plain_compose_up_starts_the_mock_and_the_model_has_a_profile_of_its_o
         "secret": None,
         "mock": ["mock"],
         "real": ["real"],
+        "redis": ["redis"],
     }
     assert services["mock"]["build"]["dockerfile"] == "Dockerfile-local"
     assert services["real"]["build"]["dockerfile"] == "Dockerfile"
     for service in services.values():
-        assert (ROOT / service["build"]["dockerfile"]).is_file()
+        assert "build" not in service or (ROOT / service["build"]["dockerfile"]).is_file()
 
 
 @pytest.mark.parametrize("name", ["mock", "real"])
@@ -138,6 +140,24 @@ def test_a_composed_service_waits_for_its_secret_checks_its_health_and_has_time_
     assert service["tmpfs"] == ["/tmp"]
 
 
+def test_redis_is_reached_by_the_other_services_alone_keeps_nothing_and_never_forgets_a_count() -> None:
+    parsed = compose()
+    redis = parsed["services"]["redis"]
+    command = redis["command"]
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert command[0] == "redis-server" and options["--port"] == "6380"
+    assert (options["--save"], options["--maxmemory-policy"]) == ("", "noeviction")
+    assert "ports" not in redis and "network_mode" not in redis
+    assert redis["user"] == "10001:10001" and "/" not in redis["image"]
+    assert redis["healthcheck"]["test"] == ["CMD", "redis-cli", "-p", "6380", "ping"]
+    for name in ("mock", "real"):
+        environment = parsed["services"][name]["environment"]
+        assert environment["REDIS_URL"] == "${REDIS_URL:-}", "without the profile there is none"
+        given = {"JWT_SECRET": "x" * 32, "REDIS_URL": "redis://redis:6380", "PROXY_REPLICAS": "1"}
+        assert read_settings(given, port=0, upstream_url="http://127.0.0.1:1").redis_url == "redis://redis:6380"
+    assert "REDIS_URL=redis://redis:6380" in (ROOT / "docs" / "containers.md").read_text()
+
+
 def test_every_composed_service_is_hardened_and_finds_the_same_secret() -> None:
     parsed = compose()
     paths = set()
@@ -145,6 +165,9 @@ def test_every_composed_service_is_hardened_and_finds_the_same_secret() -> None:
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
+        if "JWT_SECRET_FILE" not in service.get("environment", {}):
+            assert "volumes" not in service, "nothing that is not told of the secret has its volume"
+            continue
         (mount,) = service["volumes"]
         volume, folder = mount.split(":")[:2]
         assert volume in parsed["volumes"]

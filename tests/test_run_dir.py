@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,26 @@ def test_the_number_of_failed_restarts_is_replaced_whole(tmp_path: Path) -> None
     assert settings.state_path.read_text() == "5"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"failed_restarts", "internal_auth_key", "lock"}
     run_dir.give_back()
+
+
+def test_a_full_disk_neither_stops_the_service_nor_changes_what_was_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = _settings(tmp_path / "run")
+    run_dir, other = RunDir(settings), RunDir(_settings(tmp_path / "other"))
+    run_dir.take()
+    run_dir.write_failed_restarts(3)
+
+    def fail(self: Path, text: str) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Path, "write_text", fail)
+        run_dir.write_failed_restarts(4)
+        with pytest.raises(SettingError, match="INFERENCE_API_RUN_DIR"):
+            other.take()
+    assert settings.state_path.read_text() == "3"
+    run_dir.give_back()
+    other.give_back()
+    assert list(tmp_path.iterdir()) == []

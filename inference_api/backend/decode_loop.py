@@ -65,8 +65,12 @@ class DecodeLoop:
         inbox: Inbox,
         outbox: Outbox,
         now: Callable[[], float] = time.monotonic,
+        *,
+        scrubs: bool = False,
     ) -> None:
+        """`scrubs`: what a row holds is zeroed once nobody may begin with it any more."""
         self._scheduler = scheduler
+        self._scrubs = scrubs
         self._engine = engine
         self._inbox = inbox
         self._outbox = outbox
@@ -81,6 +85,7 @@ class DecodeLoop:
         self._scheduler.apply(messages, now)
         self._release_rows()
         plan = self._scheduler.schedule(now)
+        self._scrub_rows()
         result = self._engine.execute(plan) if plan.rows else EMPTY_RESULT
         now = self._now()
         for worker, output in self._scheduler.update(plan, result, now).items():
@@ -96,13 +101,21 @@ class DecodeLoop:
         """Run the self-check if nothing has run for so long; return True if it ran. Raises on a sick engine."""
         if self._now() - self._busy_at < interval_seconds or not self._scheduler.is_empty:
             return False
-        check_engine(self._engine, self._scheduler.borrow_row())
+        row = self._scheduler.borrow_row()
+        self._scrub_rows()
+        check_engine(self._engine, row)
         self._busy_at = self.heartbeat_at = self._now()
         return True
 
     def _release_rows(self) -> None:
         for row in self._scheduler.take_released():
             self._engine.release(row)
+        self._scrub_rows()
+
+    def _scrub_rows(self) -> None:
+        unclean = self._scheduler.take_unclean()
+        for row in unclean if self._scrubs else ():
+            self._engine.scrub(row)
 
 
 def check_engine(engine: Engine, row: int = 0) -> None:

@@ -74,6 +74,7 @@ class RowPool:
         self._num_owners = 0
         self._begun: set[int] = set()
         self._sources: set[int] = set()
+        self._unclean: list[int] = []
 
     @property
     def num_free(self) -> int:
@@ -95,12 +96,14 @@ class RowPool:
     def spoil(self, row: int) -> None:
         """Let nothing that a row holds be used again: its computation failed."""
         self._holders[row] = None
+        self._unclean.append(row)
 
     def free(self, row: int) -> None:
         """Give a row back; it remembers what it holds."""
         holder = self._holders[row]
         if not self.remembers:
             self._holders[row] = None
+            self._unclean.append(row)
         elif holder is not None:
             self._holders[row] = _Memory(holder.tenant, holder.token_ids, holder.num_computed_tokens)
         self._used_at[row] = next(self._uses)
@@ -109,8 +112,18 @@ class RowPool:
     def forget_least(self) -> int:
         """Return the free row whose memory is worth least, and forget that. Raises ValueError if no row is free."""
         row = min(self._free, key=self._worth)
-        self._holders[row] = None
+        if self._holders[row] is not None:
+            self._holders[row] = None
+            self._unclean.append(row)
         return row
+
+    def take_unclean(self) -> list[int]:
+        """Return the rows that since the last call came to hold what nobody may begin with any more.
+
+        Each is free, or its present owner begins in the plan that is open: the engine may zero them before that runs.
+        """
+        unclean, self._unclean = self._unclean, []
+        return unclean
 
     def open_plan(self) -> None:
         """Take note that a plan begins: what the last one computed may be copied."""
@@ -128,7 +141,10 @@ class RowPool:
             self._used_at[prefix.source_row] = next(self._uses)
             if prefix.source_row != owner.row:
                 self._sources.add(prefix.source_row)
-        if prefix is not None or self._holders[owner.row] is not owner:
+        held = self._holders[owner.row]
+        if held is not None and held.tenant != owner.tenant:
+            self._unclean.append(owner.row)
+        if prefix is not None or held is not owner:
             self._begun.add(owner.row)
             self._holders[owner.row] = owner
         return prefix

@@ -148,7 +148,7 @@ class Backend:
         )
         scheduler = Scheduler(engine.info, rules, self._admission, budget, options)
         outbox = self._intake if self._debug_log is None else TracedOutbox(self._intake, self._debug_log)
-        loop = DecodeLoop(scheduler, engine, self._inbox, outbox)
+        loop = DecodeLoop(scheduler, engine, self._inbox, outbox, scrubs=settings.scrub_rows)
         self._heartbeat_at = loop.heartbeat_at
         compiler = GrammarCompiler(image, takes_lark=settings.lark_grammars)
         lanes = MaskLanes(lambda: self._inbox.put("", MaskReady()))

@@ -183,6 +183,10 @@ class Scheduler:
         released, self._released = self._released, []
         return released
 
+    def take_unclean(self) -> list[int]:
+        """Return the rows whose content nobody may use any more, for the engine to zero before the next step."""
+        return self._rows.take_unclean()
+
     def borrow_row(self) -> int:
         """Return a free row that the caller may run anything in before the next `schedule`; none must run or wait."""
         return self._rows.forget_least()

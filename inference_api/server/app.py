@@ -21,6 +21,7 @@ from inference_api.debug_log import DebugLog
 from inference_api.errors import (
     BodyTooLargeError,
     ClientLeftError,
+    ForbiddenError,
     InferenceApiError,
     NotFoundError,
     RefusedCallError,
@@ -52,6 +53,7 @@ from inference_api.server.native import make_native_blueprint
 from inference_api.server.openai.routes import make_openai_blueprint
 from inference_api.server.openai_responses.routes import make_openai_responses_blueprint
 from inference_api.server.output_router import OutputRouter
+from inference_api.server.prompt_validator import PromptValidator, refuse_unlisted_prompts
 from inference_api.server.request_log import RequestLog
 from inference_api.server.responses import unwritten_response
 from inference_api.server.root import make_root_blueprint
@@ -102,6 +104,9 @@ SCOPES: dict[str, str | None] = {
     "api_docs.asset": None,
 }
 """Scope an endpoint needs; None: open to everybody. No entry, no start."""
+
+KNOWN_SCOPES = frozenset({None, "inference", "metrics"})
+"""What may stand there: a misspelt one is no decision."""
 
 
 def make_context(settings: Settings) -> ServerContext:
@@ -166,9 +171,11 @@ def create_app(context: ServerContext, identity: Identity, tracing: Tracing | No
     app.register_blueprint(make_api_docs_blueprint())
     refuse_undeclared_scopes(app)
     refuse_undescribed(app, DESCRIBED)
+    refuse_unlisted_prompts(app)
     request_log = RequestLog()
     app.before_request(request_log.begin)
     app.before_request(lambda: _identify(identity))
+    app.before_request(PromptValidator(context.settings).check)
     app.before_request(lambda: _name_by_key(context.settings))
     app.after_request(AnswerHeaders().add)
     app.after_request(request_log.watch)
@@ -183,8 +190,9 @@ def create_app(context: ServerContext, identity: Identity, tracing: Tracing | No
 
 
 def refuse_undeclared_scopes(app: Flask) -> None:
-    """Raise SettingError if an endpoint of the application is not in SCOPES."""
-    undeclared = sorted(rule.endpoint for rule in app.url_map.iter_rules() if rule.endpoint not in SCOPES)
+    """Raise SettingError if an endpoint of the application is not in SCOPES, with one of the scopes that there are."""
+    endpoints = {rule.endpoint for rule in app.url_map.iter_rules()}
+    undeclared = sorted(name for name in endpoints if SCOPES.get(name, "") not in KNOWN_SCOPES)
     if undeclared:
         raise SettingError(f"endpoints without a declared scope: {', '.join(undeclared)}")
 
@@ -197,8 +205,12 @@ def create_server_app(settings: Settings) -> Flask:
 
 
 def _identify(identity: Identity) -> None:
-    """Find out who calls before any view runs; routes without a scope are open."""
-    scope = SCOPES.get(request.endpoint) if request.endpoint is not None else None
+    """Find out who calls before any view runs; routes whose scope is None are open."""
+    if request.endpoint is None:
+        return  # no view will run: the router's own 404 or 405
+    if request.endpoint not in SCOPES:
+        raise ForbiddenError("This route declares no scope.")  # it came after the start, which would have refused it
+    scope = SCOPES[request.endpoint]
     if scope is None:
         return
     request_id = choose_request_id(request.headers.get(REQUEST_ID_HEADER))

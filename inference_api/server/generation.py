@@ -117,7 +117,8 @@ class Generation:
             if delivery.finished.reason is FinishReason.ABORT and self._client_left.is_set():
                 self.abandoned = True
                 raise ClientLeftError("The client left.")
-            tail = self._decoder.flush()
+            # What was cut inside a character ends before it: a replacement would be a text that nobody made.
+            tail = "" if is_failure(delivery.finished) else self._decoder.flush()
             if self._trail is not None:
                 self._trail.extend(tail)
             text += self._text_stop.feed(tail) + self._text_stop.flush()

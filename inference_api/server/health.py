@@ -1,14 +1,21 @@
 """Own `/`, `/health`, `/health/live` and `/health/ready`: whether this service answers, told without a row.
 
 Runs in PROCESS 1. Ready means that the backend's intake answers a Ping now and that its decode thread finished a step
-within two seconds; a process that merely exists is not ready. Answers are plain text, as the original's were.
+within two seconds; a process that merely exists is not ready. A full disk stops no request; `/health/ready` tells of
+it. Answers are plain text, as the original's were.
 """
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
+from pathlib import Path
+
 from flask import Blueprint, Response
 
 from inference_api.config import Settings
+from inference_api.logs import log_fault
 from inference_api.server.backend_client import BackendClient
 from inference_api.server.context import ServerContext
 
@@ -16,6 +23,8 @@ UNHEALTHY_TEXT = "Keep alive prompts failed five times. Service unhealthy."
 MAX_FAILED_RESTARTS = 5
 MAX_HEARTBEAT_SECONDS = 2.0
 PING_SECONDS = 1.0
+MIN_FREE_BYTES = 65536
+"""A disk with less room for us is full: the next lines of a log will not fit."""
 
 
 def make_health_blueprint(context: ServerContext) -> Blueprint:
@@ -31,9 +40,9 @@ def make_health_blueprint(context: ServerContext) -> Blueprint:
         return _text(503, fault) if fault is not None else _text(200, "OK\n")
 
     def ready() -> Response:
-        """Tell whether requests are served now."""
+        """Tell whether requests are served now, and below it what an operator should mend all the same."""
         fault = find_fault(client)
-        return _text(503, fault) if fault is not None else _text(200, "OK\n")
+        return _text(503, fault) if fault is not None else _text(200, f"OK\n{find_warnings(settings.run_path)}")
 
     def live() -> Response:
         """Tell that this process answers."""
@@ -58,6 +67,37 @@ def find_fault(client: BackendClient) -> str | None:
     if pong.heartbeat_seconds > MAX_HEARTBEAT_SECONDS:
         return f"The decode loop has made no step for {pong.heartbeat_seconds:.1f} seconds.\n"
     return None
+
+
+def find_warnings(run_path: Path) -> str:
+    """Return a line for each thing that stops no request and should be mended; empty if there is none."""
+    warnings = []
+    if fault := log_fault():
+        warnings.append(f"Warning: the log cannot be written: {fault}.\n")
+    elif _is_full(_log_file()):
+        warnings.append("Warning: the disk of the log is full.\n")
+    if _is_full(run_path):
+        warnings.append("Warning: the disk of the run folder is full.\n")
+    return "".join(warnings)
+
+
+def _log_file() -> int | None:
+    """Return the descriptor of stderr if that is a file."""
+    try:
+        descriptor = sys.stderr.fileno()
+        return descriptor if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_full(place: Path | int | None) -> bool:
+    if place is None:
+        return False
+    try:
+        disk = os.statvfs(place)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES
 
 
 def read_failed_restarts(settings: Settings) -> int:

@@ -28,6 +28,7 @@ MODULES = {
     "independence": "independence",
     "peers": "peers",
     "api": "api",
+    "edge": "edge",
 }
 WITH_PEERS = ("peers", "api")
 API_PARTS = ("surfaces", "forms", "embeddings", "window", "load")

@@ -112,6 +112,7 @@ class Broken:
         self._engine = engine
         self.info = engine.info
         self.release = engine.release
+        self.scrub = engine.scrub
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Change an id of every fourth row now and then, but only in company."""

@@ -106,7 +106,7 @@ def running_service(
         command = ["-m", "inference_api.supervisor", "--proxy-port", str(proxy_port), *(["--mock"] if mock else [])]
         with _running(command, environ, Path(folder) / "log") as process:
             _wait_until_healthy(process, proxy_port, Path(folder) / "log", start_seconds)
-            yield Service(direct, Target(proxy_port, make_bearer(secret)), _pids_by_role(process.pid))
+            yield Service(direct, Target(proxy_port, make_bearer(environ["JWT_SECRET"])), _pids_by_role(process.pid))
 
 
 @contextlib.contextmanager
@@ -122,10 +122,10 @@ def running_wsgi(application: str, settings: Mapping[str, str]) -> Iterator[Targ
             yield target
 
 
-def make_bearer(secret: str) -> str:
-    """Return a bearer of a tenant 'bench'."""
+def make_bearer(secret: str, tenant: str = "bench") -> str:
+    """Return a bearer of a tenant."""
     now = int(time.time())
-    claims = {"team_id": "bench", "token_id": "bench-1", "iat": now, "exp": now + BEARER_SECONDS}
+    claims = {"team_id": tenant, "token_id": f"{tenant}-1", "iat": now, "exp": now + BEARER_SECONDS}
     bearer: str = jwt.encode(claims, secret, algorithm="HS256")
     return bearer
 
@@ -141,7 +141,7 @@ def service_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os
     inherited = {
         name: text
         for name, text in environ.items()
-        if name in kept or not (name in dropped or name.startswith(("INFERENCE_API_", "PROXY_", "JWT_")))
+        if name in kept or not (name in dropped or name.startswith(("INFERENCE_API_", "PROXY_", "JWT_", "REDIS_")))
     }
     return {**inherited, **settings}
 

@@ -29,7 +29,8 @@ TIMEOUT_SECONDS = 10.0
 
 def bearer(**claims: object) -> str:
     """Sign a bearer for the tests' secret."""
-    return jwt.encode({"team_id": "team-a", **claims}, JWT_SECRET, algorithm="HS256")
+    signed: str = jwt.encode({"team_id": "team-a", **claims}, JWT_SECRET, algorithm="HS256")
+    return signed
 
 
 AUTHORIZATION = f"Authorization: Bearer {bearer(jti='id-1')}"

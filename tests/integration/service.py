@@ -98,8 +98,17 @@ class Service:
     @property
     def worker_pids(self) -> list[int]:
         """Ids of the gunicorn workers: the children of its arbiter."""
-        pids = self.pids_of("gunicorn")
+        return self.forked_pids_of("gunicorn")
+
+    def forked_pids_of(self, part: str) -> list[int]:
+        """Return the ids of the processes of `part` whose parent is one of them too: an arbiter's workers."""
+        pids = self.pids_of(part)
         return [pid for pid in pids if _parent_of(pid) in pids]
+
+    def arbiter_pid(self, part: str) -> int:
+        """Return the id of the process of `part` that the others of it are children of."""
+        pids = self.pids_of(part)
+        return next(pid for pid in pids if _parent_of(pid) not in pids)
 
     def pids(self) -> list[int]:
         """Return the ids of every living process of this service, orphans included."""
@@ -169,14 +178,22 @@ def wait_for(condition: Callable[[], object], timeout_seconds: float, what: str)
 
 @contextlib.contextmanager
 def running_service(
-    *arguments: str, proxy: bool = False, wait: bool = True, mock: bool = True, **environ: str
+    *arguments: str,
+    proxy: bool = False,
+    wait: bool = True,
+    mock: bool = True,
+    parent: Path | None = None,
+    **environ: str,
 ) -> Iterator[Service]:
-    """Run `python -m inference_api.supervisor` with the mock engine until the block ends."""
+    """Run `python -m inference_api.supervisor` with the mock engine until the block ends.
+
+    All that it writes, its log too, is in a folder in `parent`, by default that of temporary files.
+    """
     command = [sys.executable, "-m", "inference_api.supervisor", *arguments]
     command += ["--mock"] if mock else []
     proxy_port = free_port() if proxy else None
     command += ["--proxy-port", str(proxy_port)] if proxy else []
-    with running_command(command, environ, own_cache=mock) as service:
+    with running_command(command, environ, own_cache=mock, parent=parent) as service:
         service.proxy_port = proxy_port
         if wait:
             limit = START_SECONDS[mock]
@@ -187,9 +204,11 @@ def running_service(
 
 
 @contextlib.contextmanager
-def running_command(command: Sequence[str], environ: Mapping[str, str], *, own_cache: bool = True) -> Iterator[Service]:
+def running_command(
+    command: Sequence[str], environ: Mapping[str, str], *, own_cache: bool = True, parent: Path | None = None
+) -> Iterator[Service]:
     """Run any program that makes up a service, with settings of its own; end it and look for what it left behind."""
-    with tempfile.TemporaryDirectory(prefix="ia-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ia-", dir=parent) as folder:
         port = free_port()
         settings: Mapping[str, str] = {
             "INFERENCE_API_PORT": str(port),

@@ -24,6 +24,7 @@ from tests.integration.proxy_process import (
     bearer,
     seconds_since,
 )
+from tests.integration.service import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,54 @@ def test_a_stream_longer_than_the_grace_is_cut_visibly() -> None:
         assert client.read_to_end() == b""
         assert proxy.wait() == 0
         exchange.close()
+
+
+def test_sighup_renews_the_worker_without_one_failed_request_and_ends_streams_in_their_own_time(
+    upstream: EchoUpstream,
+) -> None:
+    with ScriptedUpstream() as scripted, ProxyProcess(scripted.port) as proxy, RawClient(proxy.port) as client:
+        client.request("POST", "/inference/m", body=b"{}")
+        exchange = scripted.accept()
+        exchange.start_stream()
+        client.read_head()
+        (old,) = workers_of(proxy)
+        for reload in range(2):
+            proxy.process.send_signal(signal.SIGHUP)
+            for _ in range(20):
+                ask_for_rows(proxy, scripted)
+            exchange.send_chunk(b"%d" % reload)
+            assert client.read_chunk() == b"%d" % reload
+        assert old in workers_of(proxy), "the old worker lives as long as its stream"
+        exchange.send_chunk(b"")
+        assert client.read_chunk() == b""
+        wait_for(lambda: len(workers_of(proxy)) == 1, 10.0, "the end of the workers that were replaced")
+        assert workers_of(proxy) != [old]
+        ask_for_rows(proxy, scripted)
+
+
+def test_a_first_request_that_was_on_its_way_when_the_drain_began_is_answered(upstream: EchoUpstream) -> None:
+    with ProxyProcess(upstream.port) as proxy, RawClient(proxy.port) as used, RawClient(proxy.port) as fresh:
+        used.request("GET", "/rows")
+        assert used.read_answer()[0] == 200
+        proxy.process.send_signal(signal.SIGTERM)
+        assert used.read_to_end() == b"", "the drain has begun"
+        fresh.request("GET", "/rows")
+        status, headers, _body = fresh.read_answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert proxy.wait() == 0
+
+
+def ask_for_rows(proxy: ProxyProcess, scripted: ScriptedUpstream) -> None:
+    with RawClient(proxy.port) as client:
+        client.request("GET", "/rows")
+        scripted.accept().answer(b"{}")
+        assert client.read_answer()[0] == 200
+
+
+def workers_of(proxy: ProxyProcess) -> list[int]:
+    """Return the ids of the arbiter's children (proc_tid_children(5))."""
+    pid = proxy.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_tenant_over_its_window_gets_429_and_others_do_not(upstream: EchoUpstream) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.echo_upstream import EchoUpstream
-from tests.integration.proxy_process import AUTHORIZATION, ProxyProcess, RawClient, seconds_since
+from tests.integration.proxy_process import AUTHORIZATION, TIMEOUT_SECONDS, ProxyProcess, RawClient, seconds_since
 
 HEADER_DEADLINE_SECONDS = 1.0
 BODY_GRACE_SECONDS = 0.5
@@ -117,6 +119,24 @@ def test_a_chunked_body_over_the_cap_is_a_413_while_it_is_read(client: RawClient
     piece = b"10000\r\n" + bytes(65536) + b"\r\n"
     client.send_pieces([piece] * 5)
     assert client.read_answer()[0] == 413
+    assert len(upstream.seen) == before
+
+
+def test_a_chunked_body_that_drips_on_is_cut_at_the_cap_and_read_no_further(
+    client: RawClient, upstream: EchoUpstream
+) -> None:
+    before = len(upstream.seen)
+    client.send(post_head("Transfer-Encoding: chunked"))
+    num_sent = 0
+    client.sock.settimeout(0.0)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while num_sent < 2**30:
+            try:
+                client.sock.sendall(b"1000\r\n" + bytes(4096) + b"\r\n")
+            except BlockingIOError:
+                select.select([], [client.sock], [], TIMEOUT_SECONDS)
+            num_sent += 4096
+    assert num_sent < 2**24, "of a gigabyte hardly more than the kernel's buffers was taken"
     assert len(upstream.seen) == before
 
 

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -328,6 +329,41 @@ def test_an_assertion_holds_for_one_request_one_key_and_thirty_seconds(change: d
     with pytest.raises(AuthError) as caught:
         verify_assertion(key, assertion, **arguments)
     assert caught.value.status == 401
+
+
+def test_an_assertion_has_the_form_that_both_sides_know() -> None:
+    claims = Claims("t", "j", frozenset({"b", "a"}), NOW + 9, {"rows": 3})
+    minted = mint_assertion(KEY, claims, method="POST", path="/p", request_id="req_1", now=NOW)
+    head, payload = (json.loads(base64.urlsafe_b64decode(part + "==")) for part in minted.split(".")[:2])
+    assert head == {"alg": "HS256", "typ": "internal+jwt"}
+    assert payload == {
+        "aud": "inference_api",
+        "iat": NOW,
+        "exp": NOW + 30,
+        "htm": "POST",
+        "htp": "/p",
+        "rid": "req_1",
+        "team_id": "t",
+        "token_id": "j",
+        "scope": "a b",
+        "bearer_exp": NOW + 9,
+        "q": {"rows": 3},
+    }
+
+
+@pytest.mark.parametrize("change", [{"iat": None}, {"exp": None}, {"aud": None}, {"aud": "another"}])
+def test_an_assertion_without_its_times_or_for_somebody_else_is_refused(change: dict[str, object]) -> None:
+    request = {"method": "POST", "path": "/p", "request_id": "req_1"}
+    minted = mint_assertion(KEY, Claims("t", None, frozenset(), None, {}), **request, now=NOW)
+    payload = jwt.decode(minted, options={"verify_signature": False})
+
+    def signed(claims: dict[str, object]) -> str:
+        kept = {name: value for name, value in claims.items() if value is not None or name not in change}
+        return jwt.encode(kept, KEY, algorithm="HS256", headers={"typ": "internal+jwt"})
+
+    assert verify_assertion(KEY, signed(payload), **request, now=NOW).tenant == "t"
+    with pytest.raises(AuthError):
+        verify_assertion(KEY, signed({**payload, **change}), **request, now=NOW)
 
 
 def test_bearers_and_assertions_are_never_taken_for_each_other() -> None:

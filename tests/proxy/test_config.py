@@ -71,9 +71,17 @@ def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: st
         ({"PROXY_WRITE_STALL_SECONDS": "nan"}, {}, "PROXY_WRITE_STALL_SECONDS"),
         ({"PROXY_TRACE_SAMPLE_RATIO": "1.5"}, {}, "PROXY_TRACE_SAMPLE_RATIO must be 0 to 1"),
         ({"LOG_FORMAT": "xml"}, {}, "LOG_FORMAT"),
+        ({"PROXY_TENANTS_FILE": "/nowhere"}, {}, "PROXY_TENANTS_FILE"),
+        ({"PROXY_REPLICAS": "0"}, {}, "PROXY_REPLICAS"),
+        ({"REDIS_URL": "127.0.0.1:6379"}, {}, "REDIS_URL"),
+        ({"REDIS_URL": "rediss://redis.test"}, {}, "REDIS_URL"),
+        ({"REDIS_URL": "redis://"}, {}, "REDIS_URL"),
+        ({"REDIS_URL": "redis://redis.test:x"}, {}, "REDIS_URL"),
+        ({"REDIS_URL": "redis://redis.test?socket_timeout=9"}, {}, "REDIS_URL"),
         ({"INTERNAL_AUTH_KEY": "short"}, {}, "INTERNAL_AUTH_KEY"),
         ({"INTERNAL_AUTH_KEY_FILE": "/nowhere"}, {}, "INTERNAL_AUTH_KEY_FILE"),
-        ({"JWT_POLICY_FILE": "/nowhere"}, {}, "JWT_POLICY_FILE"),
+        ({"JWT_POLICY_FILE": "/nowhere"}, {}, "JWT_POLICY_FILE: cannot read /nowhere (No such file or directory)"),
+        ({"JWT_REVOCATION_FILE": "/nowhere"}, {}, "JWT_REVOCATION_FILE: cannot read /nowhere"),
         ({}, {"port": 65536}, "--port"),
         ({}, {"upstream_url": "https://x"}, "--hostname"),
         ({}, {"upstream_url": "http://x:99999"}, "--hostname"),
@@ -83,6 +91,13 @@ def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: st
 def test_a_wrong_setting_is_named(environ: dict[str, str], options: dict[str, Any], name: str) -> None:
     secret = {} if name == "JWT_SECRET" else {"JWT_SECRET": SECRET}
     assert name in fault({**secret, **environ}, **options)
+
+
+@pytest.mark.parametrize("url", ["redis://redis.test", "redis://:canary@redis.test:6380/1", "unix:///run/redis.sock"])
+def test_the_place_of_redis_is_taken_and_never_shown(url: str) -> None:
+    settings = read({"JWT_SECRET": SECRET, "REDIS_URL": url})
+    assert settings.redis_url == url and url not in repr(settings)
+    assert "canary" not in fault({"JWT_SECRET": SECRET, "REDIS_URL": url.replace("redis:", "rediss:") + "#canary"})
 
 
 def test_the_key_file_must_be_its_owners_alone(tmp_path: Path) -> None:

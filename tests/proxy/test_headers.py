@@ -86,6 +86,12 @@ def test_the_request_id_that_the_server_made_of_an_idempotency_key_is_told() -> 
     ]
 
 
+def test_the_servers_half_of_the_rate_limits_goes_on_and_the_proxys_half_is_its_own() -> None:
+    tokens, requests = ("x-ratelimit-remaining-tokens", "7"), ("x-ratelimit-remaining-requests", "7")
+    selected = answer_headers([tokens, requests], request_id="req_1", client_id=None)
+    assert tokens in selected and requests not in selected
+
+
 def test_an_idempotency_key_goes_on_as_it_came() -> None:
     headers = upstream_headers({"idempotency-key": '"a,b"'}, request_id="req_1", assertion=None, trace=TRACE)
     assert headers["Idempotency-Key"] == '"a,b"'
@@ -109,3 +115,46 @@ def test_an_error_answer_has_two_keys_a_code_and_a_length() -> None:
         b"Content-Length: %d" % len(body),
         b"Connection: close",
     ]
+
+
+def test_what_is_not_there_is_not_sent() -> None:
+    built = upstream_headers({"x-request-id": "not valid"}, request_id="req_1", assertion=None, trace=TRACE)
+    assert built.keys() == {"Accept", "Request-Id", "traceparent", "Accept-Encoding", "User-Agent", "Connection"}
+
+
+def test_values_are_taken_up_to_their_bounds() -> None:
+    longest = "\t" + "~" * 1023
+    client = {"accept": longest, "content-type": "", "x-request-id": "a" * 128}
+    built = upstream_headers(client, request_id="req_1", assertion="ours", trace=TRACE)
+    assert (built["Accept"], built["Content-Type"], built["X-Request-Id"]) == (longest, "", "a" * 128)
+    with pytest.raises(Refusal, match=r"^Accept must be at most 1024 printable ASCII characters\.$") as caught:
+        upstream_headers({"accept": longest + "~"}, request_id="req_1", assertion=None, trace=TRACE)
+    assert (caught.value.status, caught.value.code) == (400, "header_invalid")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X-Accel-Buffering",
+        "Retry-After",
+        "Allow",
+        "X-Client-Session-Id",
+        "X-Error-Code",
+        "Content-Type",
+        "X-RateLimit-Limit-Tokens",
+        "X-RateLimit-Remaining-Tokens",
+        "X-RateLimit-Reset-Tokens",
+    ],
+)
+def test_each_named_header_comes_back(name: str) -> None:
+    assert (name, "v") in answer_headers([(name, "v")], request_id="req_1", client_id=None)
+
+
+def test_two_types_of_content_are_a_fault_of_the_upstream() -> None:
+    kinds = [("Content-Type", "text/plain"), ("content-type", "text/html")]
+    with pytest.raises(AnswerFault, match=r"^the upstream answer has two types of content$"):
+        answer_headers(kinds, request_id="req_1", client_id=None)
+    with pytest.raises(
+        AnswerFault, match=r"^header cache-control of the upstream answer is not one line of printable ASCII$"
+    ):
+        answer_headers([("Cache-Control", "a" * 1025)], request_id="req_1", client_id=None)

@@ -48,6 +48,15 @@ def test_a_client_that_left_is_a_499_and_a_path_cannot_forge_a_line(caplog: pyte
     )
 
 
+def test_a_reader_that_was_cut_is_told_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    transaction = make_transaction("/inference/m")
+    with caplog.at_level(logging.INFO, logger="test.transaction"):
+        transaction.finish(client_left=True, cut_reason="write_stalled")
+    assert caplog.messages[-1].endswith(f"trace_id={TRACE_ID} cut_reason=write_stalled")
+    told = json.loads(JsonTransactionFormatter().format(caplog.records[-1]))
+    assert (told["status_code"], told["cut_reason"]) == (499, "write_stalled")
+
+
 def test_a_health_probe_that_went_well_writes_no_line_and_one_that_failed_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

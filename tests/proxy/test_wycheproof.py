@@ -1,7 +1,8 @@
-"""Run Wycheproof's signature and encryption sets through the verifier; every deviation stands here with its reason.
+"""Run Wycheproof's four JSON Web Crypto sets through the verifier; every deviation stands here with its reason.
 
-The sets speak of signatures alone (their payloads are no claims), so `Authenticator.verify` is what is under test. The
-keys are converted from JWK to what a policy file may hold.
+The sets speak of signatures alone (their payloads are no claims), so `Authenticator.verify` is what is under test. In
+the set of signatures the keys are converted from JWK to what a policy file may hold; in those of keys and of crypto
+they are read as key files, which is where a wrong key is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from proxy.auth import Authenticator, AuthError
+from proxy.jwks import load_key_set
 from proxy.jws import ShapeError, parse_compact
 from proxy.keys import KeyFault, load_keys
 
@@ -32,6 +34,9 @@ DEVIATIONS = {
     367: SAME_AS_VALID,
     370: SAME_AS_VALID,
 }
+
+KEY_DEVIATIONS = {14: UNSUPPORTED, 15: UNSUPPORTED}
+"""In the sets of keys and of crypto; all other 107 cases are judged as the sets say."""
 
 
 def signature_cases() -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -70,6 +75,64 @@ def test_a_signature_is_judged_as_the_set_says_or_as_a_written_deviation(
 def test_two_deviations_are_the_same_text_as_a_valid_case() -> None:
     texts = {case["tcId"]: case["jws"] for _jwk, case in signature_cases()}
     assert texts[367] == texts[370] == texts[357]
+
+
+def key_set_cases(name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    groups = json.loads((FOLDER / f"json_web_{name}_test.json").read_text())["testGroups"]
+    cases = []
+    for group in groups:
+        found = group.get("public") or group["private"]
+        keys = found.get("keys", [found])
+        if any(jwk["kty"] != "oct" for jwk in keys):
+            # Only private halves are given for some; a verifier gets the public ones.
+            keys = [{name: value for name, value in jwk.items() if name not in PRIVATE_MEMBERS} for jwk in keys]
+        cases += [({"keys": keys}, case) for case in group["tests"]]
+    return cases
+
+
+PRIVATE_MEMBERS = {"d", "p", "q", "dp", "dq", "qi"}
+KEY_CASES, CRYPTO_CASES = key_set_cases("key"), key_set_cases("crypto")
+
+
+def judge_with_key_set(key_set: dict[str, Any], case: dict[str, Any]) -> str:
+    try:
+        keys = load_key_set(key_set, published=False)
+        Authenticator(keys, None, lambda: 0.0).verify(case["jws"] if isinstance(case["jws"], str) else str(case["jws"]))
+    except (AuthError, KeyFault):
+        return "invalid"
+    return "valid"
+
+
+@pytest.mark.parametrize(("key_set", "case"), KEY_CASES, ids=lambda value: str(value.get("tcId", "")))
+def test_a_key_set_is_judged_as_the_set_says_or_as_a_written_deviation(
+    key_set: dict[str, Any], case: dict[str, Any]
+) -> None:
+    agrees = judge_with_key_set(key_set, case) == case["result"]
+    assert agrees != (case["tcId"] in KEY_DEVIATIONS)
+
+
+@pytest.mark.parametrize(
+    ("key_set", "case"),
+    [(key_set, case) for key_set, case in CRYPTO_CASES if "jws" in case],
+    ids=lambda value: str(value.get("tcId", "")),
+)
+def test_a_signed_text_of_the_crypto_set_is_judged_as_it_says(key_set: dict[str, Any], case: dict[str, Any]) -> None:
+    assert judge_with_key_set(key_set, case) == case["result"]
+
+
+def test_the_sets_are_whole() -> None:
+    num_signed = sum("jws" in case for _keys, case in CRYPTO_CASES)
+    assert (len(signature_cases()), len(KEY_CASES), len(CRYPTO_CASES), num_signed) == (401, 26, 83, 49)
+    for case in [case for _keys, case in CRYPTO_CASES if "jwe" in case]:
+        with pytest.raises(ShapeError):
+            parse_compact(str(case["jwe"]))
+
+
+@pytest.mark.parametrize("case_id", [1, 4, 7, 8, 9, 10, 16, 21, 22])
+def test_a_wrong_key_set_is_refused_before_any_bearer_is_seen(case_id: int) -> None:
+    (key_set,) = [key_set for key_set, case in KEY_CASES if case["tcId"] == case_id]
+    with pytest.raises(KeyFault):
+        load_key_set(key_set, published=False)
 
 
 def test_every_encrypted_text_is_refused_by_its_shape() -> None:

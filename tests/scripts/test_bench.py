@@ -46,7 +46,7 @@ def finished(
     """
     calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
     names = {call.params["figures"]: None for call in calls if call is not None and "figures" in call.params}
-    environ = request.getfixturevalue("own_model") if names.keys() - {"frontend"} else {}
+    environ = request.getfixturevalue("own_model") if names.keys() - {"frontend", "edge"} else {}
     options = {"peers": ["--peers", str(tmp_path_factory.mktemp("no_peers"))]}
     with ThreadPoolExecutor(max_workers=2) as pool:
         runs = {name: pool.submit(run_bench, name, "--tiny", *options.get(name, []), **environ) for name in names}
@@ -80,6 +80,19 @@ def test_the_front_end_bench_counts_rates_costs_lateness_and_first_tokens(figure
         assert {"chunks_with_several_tokens", "gaps_over_20_ms"} <= paced.keys()
     for part in ("direct", "through_proxy", "added_by_server_over_engine", "added_by_proxy_at_equal_rank"):
         assert figures["first_token_ms"][part]["samples"] == 3
+
+
+@figures_of("edge")
+def test_the_edge_bench_prices_the_decision_and_every_kind_of_slow_client(figures: dict[str, Any]) -> None:
+    ways = {"admit_shared_secret_HS256", *(f"admit_strict_{name}" for name in ("HS256", "RS256", "ES256", "EdDSA"))}
+    assert figures["decision_us"].keys() == ways | {"limits", "assertion_and_headers"}
+    assert min(figures["decision_us"].values()) > 0
+    assert figures["decision_share_of_first_token_percent"].keys() == ways
+    assert figures["kinds"].keys() == {"header_drip", "body_drip", "slow_read", "half_request", "idle"}
+    for kind in figures["kinds"].values():
+        assert kind["connections"] > 0
+        assert kind["first_token_ms_alone"]["samples"] == kind["first_token_ms_beside"]["samples"] == 5
+        assert kind["health_ms"]["failed"] == 0
 
 
 @pytest.mark.torch

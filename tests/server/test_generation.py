@@ -83,6 +83,15 @@ def test_a_dangling_half_character_ends_as_a_replacement(start, fake_client: Fak
     assert "".join(piece.text for piece in start().pieces()) == "ok\ufffd"
 
 
+def test_a_generation_that_fails_inside_a_character_ends_before_it(start, fake_client: FakeClient) -> None:
+    fake_client.pieces = [b"a\xc3"]
+    fake_client.end = finished(error="backend_lost")
+    texts: list[str] = []
+    with pytest.raises(BackendLostError):
+        texts.extend(piece.text for piece in start().pieces())
+    assert "".join(texts) == "a"
+
+
 def test_nothing_of_a_stop_sequence_is_sent(start, fake_client: FakeClient) -> None:
     fake_client.pieces = [b"one ST", b"OP"]
     fake_client.end = finished(FinishReason.STOP, stop=b"STOP")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from flask import Flask
 
+from inference_api.config import Settings
+from inference_api.logs import OWN_LOGGERS, set_up_logging
 from inference_api.messages import Pong
 from inference_api.server.health import UNHEALTHY_TEXT
 from tests.server.fakes import FakeClient
@@ -74,3 +78,43 @@ def test_five_failed_restarts_are_unhealthy_in_the_originals_words(app, fake_cli
 def test_a_service_that_works_again_is_healthy_however_often_it_had_failed(app: Flask, tmp_path: Path) -> None:
     (tmp_path / "failed_restarts").write_text("9")
     assert _get(app, "/health") == (200, "OK\n")
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """Give the loggers back their handlers and levels."""
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, OWN_LOGGERS)]
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def test_readiness_warns_of_a_log_that_cannot_be_written_until_it_can_again(
+    app: Flask, restored_logging, tmp_path
+) -> None:
+    with open("/dev/full", "w") as full:
+        set_up_logging(Settings(), "server", quote_errors=False, stream=full)
+        logging.getLogger("inference_api").warning("lost")
+        warning = "Warning: the log cannot be written: No space left on device.\n"
+        assert _get(app, "/health/ready") == (200, f"OK\n{warning}")
+        assert _get(app, "/health") == (200, "OK\n")
+        with (tmp_path / "log").open("w") as file:
+            os.dup2(file.fileno(), full.fileno())
+            logging.getLogger("inference_api").warning("kept")
+        assert _get(app, "/health/ready") == (200, "OK\n")
+        assert (tmp_path / "log").read_text().endswith("kept\n")
+
+
+@pytest.mark.parametrize(("free_blocks", "warnings"), [(0, "disk of the run folder is full"), (15, "full"), (16, "")])
+def test_readiness_warns_of_a_run_folder_on_a_full_disk(
+    app: Flask, monkeypatch, free_blocks: int, warnings: str
+) -> None:
+    disk = os.statvfs_result((4096, 4096, 1000, free_blocks, free_blocks, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda place: disk)
+    status, text = _get(app, "/health/ready")
+    assert status == 200 and text.startswith("OK\n")
+    assert warnings in text and (text == "OK\n") == (not warnings)

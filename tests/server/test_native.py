@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from inference_api.errors import DrainingError, OverloadedError, WarmingError
 from inference_api.messages import FinishReason, SequenceOutput
 from inference_api.server.context import ServerContext
 from inference_api.server.responses import STREAM_HEADERS
+from inference_api.server.tokenizer import IncrementalDecoder
 from tests.server.fakes import FakeClient, finished
 
 ROUTES = ("/inference/mock", "/predictions/mock", "/chat/mock")
@@ -318,3 +319,44 @@ def test_a_wrong_body_gets_the_text_that_callers_know(app, fake_client, body, co
     response = app.test_client().post("/chat/mock", data=body, content_type=content_type)
     assert _error(response) == (400, {"status_code": 400, "message": message})
     assert fake_client.submits == []
+
+
+@pytest.fixture
+def broken_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the decoder raise at an X, as a defect of ours would."""
+    decode = IncrementalDecoder.decode
+
+    def decode_or_raise(self: IncrementalDecoder, ids: Sequence[int]) -> str:
+        if ord("X") in ids:
+            raise ValueError("cannot be decoded")
+        return decode(self, ids)
+
+    monkeypatch.setattr(IncrementalDecoder, "decode", decode_or_raise)
+
+
+@pytest.mark.usefixtures("broken_decoder")
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_text_that_cannot_be_decoded_is_a_500_before_its_head_and_gives_its_row_back(
+    app: Flask, fake_client: FakeClient, path: str
+) -> None:
+    fake_client.pieces, fake_client.end = [b"X"], None
+    response = _post(app, path)
+    assert _error(response) == (500, {"status_code": 500, "message": "Internal error."})
+    assert len(fake_client.aborts) == 1
+    fake_client.pieces, fake_client.end = [b"ok"], finished(FinishReason.STOP)
+    assert b"ok" in _post(app, path).data
+
+
+@pytest.mark.usefixtures("broken_decoder")
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_text_that_cannot_be_decoded_further_breaks_its_own_stream_and_gives_its_row_back(
+    app: Flask, fake_client: FakeClient, path: str
+) -> None:
+    fake_client.pieces, fake_client.end = [b"a", b"X"], None
+    response = app.test_client().post(path, json={"text": "hello"}, buffered=False)
+    chunks = iter(response.response)
+    assert response.status_code == 200 and b"a" in next(chunks)
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        next(chunks)
+    response.close()
+    assert len(fake_client.aborts) == 1

@@ -250,3 +250,7 @@ class Engine(Protocol):
     def release(self, row: int) -> None:
         """Take note that a row's sequence has left it. With `copies_prefixes` its KV stays until it begins another."""
         ...
+
+    def scrub(self, row: int) -> None:
+        """Zero all that the row's KV cache has held since the last time; no plan has begun with it, or ever will."""
+        ...

@@ -136,6 +136,11 @@ class FusedEngine:
         """Take note that a row's sequence has left it; what it holds may be the beginning of another's."""
         self._pools.forget(row)
 
+    def scrub(self, row: int) -> None:
+        """Zero the slots of a row that have been written."""
+        self._computation.scrub(row, self._lengths.take_written(row))
+        self._lengths.forget(row)
+
     def _draw(self, rows: Sequence[RowPlan]) -> dict[int, RowResult]:
         """Compute all tokens of `rows`, and the logits of those that draw; return what is to be said of them.
 

@@ -60,3 +60,7 @@ class Computation(Protocol):
     def run_states(self, tokens: StepTokens, states: Tensor) -> Sequence[int]:
         """Do as `run` does, but fill `states` (outputs, hidden), fp32, after the last norm: what the head would see."""
         ...
+
+    def scrub(self, row: int, num_slots: int) -> None:
+        """Zero at least a row's first slots; what was copied beyond them too, which comes in whole blocks."""
+        ...

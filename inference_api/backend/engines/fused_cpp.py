@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from inference_api.backend.engines.fused_computation import StepTokens
+from inference_api.backend.engines.fused_kv import LibraryKv
 from inference_api.backend.engines.fused_library import NUMERIC_PATH, Copy, Library, Step, open_library
 from inference_api.backend.engines.fused_packed import PackedModel, packed_weights
 from inference_api.backend.engines.sampling_rules import BLOCK
@@ -38,6 +39,7 @@ class CppComputation:
         self.embedding_size = model.struct.hidden
         self.weight_bytes = model.weight_bytes
         self.kv_bytes = model.kv_bytes
+        self._kv = LibraryKv(model.struct, model.kv_bytes)
         self._functions = library.functions
         self._engine = library.functions.fused_open(ctypes.byref(model.struct))
         if not self._engine:
@@ -52,6 +54,10 @@ class CppComputation:
     def run_states(self, tokens: StepTokens, states: Tensor) -> Sequence[int]:
         """Make one call of the library; see `Computation.run_states`."""
         return self._call(tokens, states=states.data_ptr())
+
+    def scrub(self, row: int, num_slots: int) -> None:
+        """Zero a row's first slots; see `Computation.scrub`."""
+        self._kv.scrub(row, num_slots)
 
     def _call(self, tokens: StepTokens, **outputs: int) -> Sequence[int]:
         """Call the library with the address of what it fills; return what is finite."""

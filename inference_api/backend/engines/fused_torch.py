@@ -83,6 +83,10 @@ class TorchComputation:
         """Compute tile by tile; see `Computation.run_states`."""
         return self._run(tokens, states, lambda normed: normed)
 
+    def scrub(self, row: int, num_slots: int) -> None:
+        """Zero a row's first slots; see `Computation.scrub`."""
+        self._cache.scrub(row, num_slots)
+
     def _run(self, tokens: StepTokens, results: Tensor, head: Callable[[Tensor], Tensor]) -> Sequence[int]:
         """Fill `results` (outputs, any) with what `head` makes of the normed states; return what is finite."""
         for copy in tokens.copies:

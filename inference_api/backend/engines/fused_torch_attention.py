@@ -41,6 +41,11 @@ class KvCache:
         for cache in (self._keys, self._values):
             cache.copy(copy)
 
+    def scrub(self, row: int, num_slots: int) -> None:
+        """Zero a row's first positions, in whole vectors."""
+        for cache in (self._keys, self._values):
+            cache.scrub(row, -(-num_slots // LANES) * LANES)
+
     def attend(self, layer: int, row: int, queries: Tensor, positions: Tensor, window: int) -> Tensor:
         """Return what queries (tokens, heads, head_dim) at neighbouring positions see: (tokens, heads x head_dim).
 
@@ -84,6 +89,10 @@ class _Int8Heads:
     def copy(self, copy: KvCopy) -> None:
         for part in (self._numbers, self._scales):
             part[:, copy.to_row, :, : copy.num_tokens] = part[:, copy.from_row, :, : copy.num_tokens]
+
+    def scrub(self, row: int, num_slots: int) -> None:
+        for part in (self._numbers, self._scales):
+            part[:, row, :, :num_slots].zero_()
 
 
 def _hidden_slots(positions: Tensor, seen: slice, window: int) -> Tensor:

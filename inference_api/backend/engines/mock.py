@@ -50,6 +50,11 @@ _DIGITS = tuple(ord("0") + position % 10 for position in range(10 + BLOCK_TOKENS
 _CLOSERS = b'"}]'
 CLOSING_POSITIONS = 4
 _BLANKS = sum(1 << blank for blank in b" \n\r\t")
+_ROW_FAULTS = {
+    "nan": "The model's logits are not finite.",
+    "memory": "There is no memory for this row.",
+    "error": "Sampling failed.",
+}
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz "
 
 
@@ -74,10 +79,9 @@ class MockScript:
         parsed: dict[bytes, str] = {}
         for fault in filter(None, faults.split(",")):
             kind, _, text = fault.partition(":")
-            if kind not in ("nan", "error", "crash", "hang") or not text:
-                raise SettingError(
-                    f"INFERENCE_API_MOCK_FAULTS={faults!r}: {fault!r} is not KIND:TEXT, KIND nan, error, crash or hang."
-                )
+            if kind not in (*_ROW_FAULTS, "crash", "hang") or not text:
+                kinds = f"{', '.join(_ROW_FAULTS)}, crash or hang"
+                raise SettingError(f"INFERENCE_API_MOCK_FAULTS={faults!r}: {fault!r} is not KIND:TEXT, KIND {kinds}.")
             parsed[text.encode()] = kind
         is_plain_load = mode == "digits" and not tokens_per_second and not parsed
         block_tokens = BLOCK_TOKENS if is_plain_load else 1
@@ -137,6 +141,10 @@ class MockEngine:
     def release(self, row: int) -> None:
         """Let another sequence begin in the row, with the ids that it holds or without."""
         self.rows_in_use.discard(row)
+
+    def scrub(self, row: int) -> None:
+        """Forget the ids that a row holds."""
+        self._rows[row] = []
 
     def _begin_rows(self, plan: StepPlan) -> None:
         """Empty the rows that begin a sequence, or copy what it begins with. Raises RuntimeError for a wrong source."""
@@ -215,10 +223,8 @@ class MockEngine:
         for needle, kind in self._script.faults.items():
             if needle not in text:
                 continue
-            if kind == "nan":
-                return RowError("generation_failed", "The model's logits are not finite.")
-            if kind == "error":
-                return RowError("generation_failed", "Sampling failed.")
+            if kind in _ROW_FAULTS:
+                return RowError("generation_failed", _ROW_FAULTS[kind])
             if kind == "crash":
                 raise RuntimeError("scripted crash")
             self._done.wait()

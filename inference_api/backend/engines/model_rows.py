@@ -40,8 +40,8 @@ class ModelRows(Protocol):
         """
         ...
 
-    def clear(self, row: int) -> None:
-        """Drop what a row holds."""
+    def clear(self, row: int, num_slots: int | None = None) -> None:
+        """Drop what a row holds, in its first slots alone if so many are given."""
         ...
 
 
@@ -87,9 +87,9 @@ class BatchedRows:
                 **self._extra,
             )
 
-    def clear(self, row: int) -> None:
+    def clear(self, row: int, num_slots: int | None = None) -> None:
         """Zero a row's slots."""
-        self._row_kv.clear(row)
+        self._row_kv.clear(row, num_slots)
 
 
 class SoloRows:
@@ -136,7 +136,7 @@ class SoloRows:
             raise ModelError(f"{type(self._model).__name__} keeps no cache between forwards")
         return output
 
-    def clear(self, row: int) -> None:
+    def clear(self, row: int, num_slots: int | None = None) -> None:  # noqa: ARG002 - the object goes whole
         """Drop a row's cache object."""
         self._caches.pop(row, None)
 

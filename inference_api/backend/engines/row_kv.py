@@ -116,12 +116,15 @@ class RowKV:
         """Set the rows of the forward that follows."""
         self._batch = batch
 
-    def clear(self, row: int) -> None:
-        """Zero a row, after NaN may have got into it: masked slots still take part in a product with 0."""
+    def clear(self, row: int, num_slots: int | None = None) -> None:
+        """Zero a row, or its first slots.
+
+        After NaN may have got into it all of them: masked slots still take part in a product with 0.
+        """
         with torch.inference_mode():  # the tensors were made in it
             for keys, values in self._layers.values():
-                keys[row].zero_()
-                values[row].zero_()
+                keys[row, :, :num_slots].zero_()
+                values[row, :, :num_slots].zero_()
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
         """Tell transformers that nothing is cached: rows differ, and positions are always given."""

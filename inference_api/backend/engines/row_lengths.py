@@ -15,6 +15,7 @@ class RowLengths:
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
         self.computed = [0] * info.num_rows
+        self._written = [0] * info.num_rows
 
     def split(self, plan: StepPlan) -> tuple[list[RowPlan], dict[int, RowResult]]:
         """Return the rows that can be computed, and an error for each of the others, by row.
@@ -37,6 +38,8 @@ class RowLengths:
             )
             if fault is None:
                 sound.append(row)
+                end = row.start + len(row.token_ids) + len(row.draft_ids)
+                self._written[row.row] = max(self._written[row.row], end)
             else:
                 faults[row.row] = RowResult(row.row, error=RowError("invalid_plan", fault))
         return sound, faults
@@ -44,6 +47,11 @@ class RowLengths:
     def advance(self, row: RowPlan, num_accepted: int = 0) -> None:
         """Take note that a row's plan has been computed, and that so many of its drafts stay in its KV cache."""
         self.computed[row.row] = row.start + len(row.token_ids) + num_accepted
+
+    def take_written(self, row: int) -> int:
+        """Return how many positions a row has been written up to since the last call, by whomever."""
+        written, self._written[row] = self._written[row], 0
+        return written
 
     def forget(self, row: int) -> None:
         """Begin a row again at position 0."""

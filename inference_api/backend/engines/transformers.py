@@ -211,6 +211,10 @@ class TransformersEngine:
             self._tainted.discard(row)
             self._rows.clear(row)
 
+    def scrub(self, row: int) -> None:
+        """Zero the slots of a row that have been written."""
+        self._rows.clear(row, self._lengths.take_written(row))
+
     def _run(self, group: list[RowPlan]) -> dict[int, RowResult]:
         """Run one forward over rows of one length and draw the ids of those that sample."""
         for row in group:

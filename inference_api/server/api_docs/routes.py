@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 
 from flask import Blueprint, Response, current_app
 
@@ -47,38 +48,47 @@ POLICY = (
 """Content-Security-Policy: Swagger UI sets styles in the page, and draws its arrows from data URLs."""
 
 CACHE_SECONDS = 3600
-_EXTENSION = "api_document"
 
 
 def make_api_docs_blueprint() -> Blueprint:
     """Return the routes."""
     blueprint = Blueprint("api_docs", __name__)
-    blueprint.add_url_rule("/openapi.json", "document", document)
-    blueprint.add_url_rule("/docs", "page", page)
-    blueprint.add_url_rule("/docs/<asset>", "asset", asset)
+    pages = _Pages()
+    blueprint.add_url_rule("/openapi.json", "document", pages.document)
+    blueprint.add_url_rule("/docs", "page", pages.page)
+    blueprint.add_url_rule("/docs/<asset>", "asset", pages.asset)
     return blueprint
 
 
-def document() -> Response:
-    """Return this document."""
-    made = current_app.extensions.get(_EXTENSION)
-    if made is None:  # two threads may both make it, and make the same
-        made = current_app.extensions[_EXTENSION] = json.dumps(make_document(current_app, DESCRIBED)).encode()
-    return Response(made, content_type="application/json")
+class _Pages:
+    """Answer, and keep what takes long to make: who may ask without a bearer must not have it made every time."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, bytes] = {}
 
-def page() -> Response:
-    """Show this document."""
-    return Response(PAGE, content_type="text/html; charset=utf-8", headers={"Content-Security-Policy": POLICY})
+    def document(self) -> Response:
+        """Return this document."""
+        made = self._made_once("openapi.json", lambda: json.dumps(make_document(current_app, DESCRIBED)).encode())
+        return Response(made, content_type="application/json")
 
+    def page(self) -> Response:
+        """Show this document."""
+        return Response(PAGE, content_type="text/html; charset=utf-8", headers={"Content-Security-Policy": POLICY})
 
-def asset(asset: str) -> Response:
-    """Return a file of the page."""
-    headers = {"Cache-Control": f"max-age={CACHE_SECONDS}", "X-Content-Type-Options": "nosniff"}
-    if asset == "start.js":
-        return Response(START, content_type="text/javascript; charset=utf-8", headers=headers)
-    if asset not in ASSETS:
-        raise NotFoundError(f"Unknown file: {asset[:128]}")
-    path, content_type = ASSETS[asset]
-    data = importlib.resources.files("flask_openapi_swagger").joinpath("templates", "swagger", path).read_bytes()
-    return Response(data, content_type=content_type, headers=headers)
+    def asset(self, asset: str) -> Response:
+        """Return a file of the page."""
+        headers = {"Cache-Control": f"max-age={CACHE_SECONDS}", "X-Content-Type-Options": "nosniff"}
+        if asset == "start.js":
+            return Response(START, content_type="text/javascript; charset=utf-8", headers=headers)
+        if asset not in ASSETS:
+            raise NotFoundError(f"Unknown file: {asset[:128]}")
+        path, content_type = ASSETS[asset]
+        file = importlib.resources.files("flask_openapi_swagger").joinpath("templates", "swagger", path)
+        return Response(self._made_once(asset, file.read_bytes), content_type=content_type, headers=headers)
+
+    def _made_once(self, name: str, make: Callable[[], bytes]) -> bytes:
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = make()
+            return self._made[name]

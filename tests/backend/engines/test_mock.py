@@ -168,7 +168,7 @@ def test_a_script_that_says_what_a_step_does_takes_no_drafts() -> None:
     assert [_engine(script).info.max_draft_tokens for script in scripts] == [8, 0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", ["nan", "error"])
+@pytest.mark.parametrize("kind", ["nan", "memory", "error"])
 def test_a_scripted_row_fault_concerns_the_row_with_its_text_only(kind: str) -> None:
     engine = _engine(MockScript.parse("digits", 0.0, f"{kind}:BAD"))
     plan = StepPlan((_plan(0, 0, b"BAD", num_prompt_tokens=3), _plan(1, 0, b"good", num_prompt_tokens=4)))

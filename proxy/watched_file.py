@@ -1,0 +1,122 @@
+"""Own the watching of settings files: what was read last stays in force until the file says something new and right.
+
+Runs in the proxy's worker; `watch_files` is a greenlet that looks every 2 s, beside the requests. inotify is not in the
+standard library and misses what network and overlay file systems change; a stat sees all of it. It does not know what a
+file means: `read` turns bytes into a value and raises ValueError, naming the file, for what must not come into force.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import gevent
+from gevent.event import Event
+
+WATCH_SECONDS = 2.0
+MAX_FILE_BYTES = 4 * 1024 * 1024
+# Two writes within a tick of the file system's clock have one time: what is younger than this is read again.
+_UNSETTLED_SECONDS = 2.0
+
+Value = TypeVar("Value")
+_Stamp = tuple[int, int, int, int]
+
+
+class WatchedFile(Generic[Value]):
+    """Hold what a file says; `value` is replaced as a whole, so that nobody sees half of a change."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        read: Callable[[bytes], Value],
+        on_change: Callable[[Value], None] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Read the file (blocking); raise OSError if that cannot be, ValueError as `read` does.
+
+        `on_change` is called with each value after this first one; `now` gives Unix seconds, as file times are.
+        """
+        self._path = Path(path)
+        self._read = read
+        self._on_change = on_change
+        self._now = now
+        self._stamp = self._take_stamp()
+        self._raw = read_bounded(self._path)
+        self._told: str | None = None
+        self.value: Value = read(self._raw)
+
+    def refresh(self) -> bool:
+        """Take over what the file says by now (blocking for one small read); return whether that is a new value.
+
+        A file that is wrong or gone changes nothing and raises nothing; the log tells of it once.
+        """
+        try:
+            stamp = self._take_stamp()
+            if stamp is not None and stamp == self._stamp:
+                return False
+            raw = read_bounded(self._path)
+            self._stamp = stamp
+            is_new = raw != self._raw
+            value = self._read(raw) if is_new else self.value
+        except OSError as fault:
+            self._tell_once(f"{self._path}: cannot be read ({fault.strerror})")
+            return False
+        except ValueError as fault:
+            self._tell_once(str(fault))
+            return False
+        self._raw, self._told, self.value = raw, None, value
+        if is_new:
+            logging.getLogger("proxy").warning("%s: the new text is in force", self._path)
+            if self._on_change is not None:
+                self._on_change(value)
+        return is_new
+
+    def _take_stamp(self) -> _Stamp | None:
+        """Return what changes with the file; None while it is too young for that to be sure."""
+        found = os.stat(self._path)
+        if abs(self._now() - found.st_mtime) < _UNSETTLED_SECONDS:
+            return None
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+    def _tell_once(self, fault: str) -> None:
+        if fault != self._told:
+            self._told = fault
+            logging.getLogger("proxy").warning("%s; what was read before stays in force", fault)
+
+
+def read_bounded(path: Path) -> bytes:
+    """Read a regular file whole (blocking); raise OSError, or ValueError when it is none or over MAX_FILE_BYTES."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path}: is not a regular file")
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise ValueError(f"{path}: is larger than {MAX_FILE_BYTES} bytes")
+    return raw
+
+
+def watch_files(files: Sequence[WatchedFile[Any]]) -> gevent.Greenlet:
+    """Look at the files every 2 s in a greenlet of its own, until that is killed or the process ends."""
+
+    never = Event()
+
+    def watch() -> None:
+        while not never.wait(WATCH_SECONDS):
+            for file in files:
+                refresh_safely(file)
+
+    return gevent.spawn(watch)
+
+
+def refresh_safely(file: WatchedFile[Any]) -> None:
+    """Refresh a file; a defect of its reader is logged and must not end the watching of the others."""
+    try:
+        file.refresh()
+    except Exception as fault:
+        # The type alone: the text may quote the file, which may hold a key.
+        logging.getLogger("proxy").error("a watched file could not be taken over: %s", type(fault).__name__)

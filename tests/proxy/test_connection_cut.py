@@ -1,0 +1,120 @@
+"""Check that a call is cut where it waits, that nothing swallows the cut, and that the next request is spared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from proxy.connection import ClientConnection, Deadlines
+from proxy.open_calls import CallRevoked
+from proxy.pace import PaceRule
+
+
+class SilentSocket:
+    """Stand in for the socket of a client that neither sends nor leaves."""
+
+    def setblocking(self, _flag: bool) -> None:
+        """Stay as it is."""
+
+    def setsockopt(self, *_options: int) -> None:
+        """Take any option."""
+
+    def fileno(self) -> int:
+        """Have no descriptor."""
+        return -1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hub() -> Iterator[None]:
+    """Make this thread's hub before the first test, so that its own descriptors are no test's, and take it down."""
+    made = gevent.get_hub()
+    yield
+    made.destroy(destroy_loop=True)
+
+
+@pytest.fixture
+def connection() -> ClientConnection:
+    return ClientConnection(SilentSocket(), Deadlines(PaceRule(10.0), PaceRule(10.0), 10.0))
+
+
+def begin(connection: ClientConnection) -> None:
+    body = SimpleNamespace(reader=None)
+    connection.begin_head()
+    connection.begin_request(SimpleNamespace(_expected_100_continue=False, body=body))
+
+
+def run(serve: Callable[[], None], *others: Callable[[], None]) -> gevent.Greenlet:
+    """Run a request's greenlet, and the others once it waits; return it when it has ended."""
+    serving = gevent.spawn(serve)
+    gevent.sleep(0)
+    for other in others:
+        gevent.spawn(other).join()
+    serving.join(5)
+    assert serving.dead
+    return serving
+
+
+@pytest.mark.parametrize(("answer_started", "reason"), [(False, None), (True, "jwt_revoked")])
+def test_a_cut_is_raised_where_the_request_waits(
+    connection: ClientConnection, answer_started: bool, reason: str | None
+) -> None:
+    caught: list[str] = []
+
+    def serve() -> None:
+        begin(connection)
+        connection.answer_started = answer_started
+        with pytest.raises(CallRevoked) as fault:
+            Event().wait(5)
+        caught.append(fault.value.code)
+
+    run(serve, lambda: connection.cut(CallRevoked()))
+    assert (caught, connection.cut_reason) == (["jwt_revoked"], reason)
+
+
+def test_a_cut_that_was_taken_for_another_fault_still_holds_before_the_upstream_is_asked(
+    connection: ClientConnection,
+) -> None:
+    outcomes: list[str] = []
+
+    def serve() -> None:
+        begin(connection)
+        try:
+            Event().wait(5)
+        except Exception:
+            outcomes.append("swallowed")
+        with pytest.raises(CallRevoked):
+            connection.watch()
+        outcomes.append("cut")
+        connection.end_request()
+        begin(connection)
+        assert connection._cut_by is None
+        outcomes.append("next")
+
+    run(serve, lambda: connection.cut(CallRevoked()))
+    assert outcomes == ["swallowed", "cut", "next"]
+
+
+def test_a_cut_that_comes_when_its_request_has_ended_spares_the_next_one(connection: ClientConnection) -> None:
+    outcomes, spared = list[str](), Event()
+
+    def serve() -> None:
+        begin(connection)
+        ended = connection._request
+        connection.end_request()
+        begin(connection)
+        # What the hub runs when it comes to a cut that was asked for earlier.
+        gevent.get_hub().loop.run_callback(connection._throw, ended, CallRevoked())
+        gevent.sleep(0)
+        gevent.sleep(0)
+        outcomes.append("spared")
+        spared.set()
+        with pytest.raises(CallRevoked):
+            Event().wait(5)
+        outcomes.append("cut by its own")
+
+    run(serve, lambda: spared.wait(5), lambda: connection.cut(CallRevoked()))
+    assert outcomes == ["spared", "cut by its own"]

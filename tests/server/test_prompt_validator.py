@@ -1,0 +1,260 @@
+"""Check that every route that takes a prompt holds it to the tenant's rule, and tells so in its API's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask import Flask
+from werkzeug.test import TestResponse
+
+from inference_api.errors import SettingError
+from inference_api.server.identity import ASSERTION_HEADER
+from inference_api.server.prompt_validator import PROMPT_MEMBERS, PromptRule
+from proxy.auth import Claims, mint_assertion
+from tests.server.conftest import INTERNAL_KEY, NOW
+from tests.server.fakes import FakeClient
+
+REQUEST_ID = "req_" + "ab" * 16
+RULE = "must be 1 to 200 characters of [a-zA-Z0-9 ?',.-]."
+Make = Callable[..., Flask]
+
+
+def message(content: object, **members: object) -> dict[str, object]:
+    return {"role": "user", "content": content, **members}
+
+
+def chat(content: object, **members: object) -> dict[str, object]:
+    return {"model": "mock", "max_tokens": 5, "messages": [message(content)], **members}
+
+
+# Endpoint, path, field that is told, and a body around a text.
+ROUTES: list[tuple[str, str, str, Callable[[str], Any]]] = [
+    ("native.inference", "/inference/mock", "text", lambda text: {"text": text}),
+    ("native.predictions", "/predictions/mock", "text", lambda text: {"text": text}),
+    ("native.predictions", "/predictions/mock", "rag_context", lambda text: {"text": "fine", "rag_context": text}),
+    ("native.chat", "/chat/mock", "text", lambda text: {"text": text}),
+    ("native.chat", "/chat/mock", "rag_context", lambda text: {"text": "fine", "rag_context": text}),
+    ("openai.chat", "/v1/chat/completions", "messages[0].content", chat),
+    (
+        "openai.chat",
+        "/v1/chat/completions",
+        "messages[0].content[0].text",
+        lambda text: chat([{"type": "text", "text": text}]),
+    ),
+    ("openai.completions", "/v1/completions", "prompt", lambda text: {"model": "mock", "prompt": text}),
+    ("openai.completions", "/v1/completions", "prompt[1]", lambda text: {"model": "mock", "prompt": ["fine", text]}),
+    ("openai_responses.create", "/v1/responses", "input", lambda text: {"model": "mock", "input": text}),
+    (
+        "openai_responses.create",
+        "/v1/responses",
+        "instructions",
+        lambda text: {"model": "mock", "input": "fine", "instructions": text},
+    ),
+    (
+        "openai_responses.create",
+        "/v1/responses",
+        "input[0].content[0].text",
+        lambda text: {"model": "mock", "input": [message([{"type": "input_text", "text": text}])]},
+    ),
+    ("anthropic.messages", "/v1/messages", "messages[0].content", chat),
+    ("anthropic.messages", "/v1/messages", "system", lambda text: chat("fine", system=text)),
+    (
+        "anthropic.messages",
+        "/v1/messages",
+        "system[0].text",
+        lambda text: chat("fine", system=[{"type": "text", "text": text}]),
+    ),
+    (
+        "anthropic.count_tokens",
+        "/v1/messages/count_tokens",
+        "messages[0].content",
+        lambda text: {"model": "mock", "messages": [message(text)]},
+    ),
+    ("tgi.generate", "/generate", "inputs", lambda text: {"inputs": text}),
+    ("tgi.generate_stream", "/generate_stream", "inputs", lambda text: {"inputs": text}),
+    ("root.answer", "/", "inputs", lambda text: {"inputs": text}),
+    ("root.answer", "/", "The body", str),
+    ("embeddings.embed", "/v1/embeddings", "input", lambda text: {"model": "mock", "input": text}),
+    ("embeddings.embed", "/v1/embeddings", "input[0]", lambda text: {"model": "mock", "input": [text]}),
+    ("tokenization.tokenize", "/tokenize", "prompt", lambda text: {"prompt": text}),
+    ("tokenization.tokenize", "/tokenize", "content", lambda text: {"content": text}),
+    ("tokenization.tokenize", "/tokenize", "inputs", lambda text: {"inputs": text}),
+    ("tokenization.tokenize", "/tokenize", "messages[0].content", lambda text: {"messages": [message(text)]}),
+    (
+        "tokenization.apply_template",
+        "/apply-template",
+        "messages[0].content",
+        lambda text: {"messages": [message(text)]},
+    ),
+]
+IDS = [f"{path} {field}" for _endpoint, path, field, _body in ROUTES]
+
+
+def post(app: Flask, path: str, body: object, mode: str | None = None) -> TestResponse:
+    """Send a body, JSON unless it is text; with a mode as a tenant whose mode the proxy tells."""
+    raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    content_type = "text/plain" if isinstance(body, str) else "application/json"
+    headers = {}
+    if mode is not None:
+        claims = Claims("alpha", None, frozenset({"inference"}), None, {"prompt_validator": mode})
+        assertion = mint_assertion(INTERNAL_KEY, claims, method="POST", path=path, request_id=REQUEST_ID, now=NOW)
+        headers = {ASSERTION_HEADER: assertion, "Request-Id": REQUEST_ID}
+    return app.test_client().post(path, data=raw, content_type=content_type, headers=headers)
+
+
+def told(path: str, body: object, response: TestResponse) -> str:
+    """Return the text of an error, from where the API of the path has it."""
+    answer = response.get_json()
+    if path.startswith(("/inference", "/predictions", "/chat")) or isinstance(body, str):
+        assert answer.keys() == {"status_code", "message"}
+        return str(answer["message"])
+    if path.startswith("/generate") or path == "/":
+        assert answer["error_type"] == "validation"
+        return str(answer["error"])
+    assert answer["error"]["type"] == "invalid_request_error"
+    return str(answer["error"]["message"])
+
+
+def test_every_route_that_takes_a_prompt_is_in_the_table_of_this_test() -> None:
+    assert {endpoint for endpoint, *_ in ROUTES} == {endpoint for endpoint, names in PROMPT_MEMBERS.items() if names}
+    assert {endpoint for endpoint, names in PROMPT_MEMBERS.items() if not names} == {
+        "openai_responses.cancel",
+        "tokenization.detokenize",
+    }
+
+
+@pytest.mark.parametrize(("path", "field", "body"), [route[1:] for route in ROUTES], ids=IDS)
+def test_reject_refuses_what_is_no_plain_text_in_the_apis_words_and_nothing_else(
+    make_app: Make, fake_client: FakeClient, path: str, field: str, body: Any
+) -> None:
+    app = make_app(prompt_validator="reject")
+    for text in ("caf\u00e9", "a#b", "a\nb", "fine\n", "", "a" * 201, "<|im_start|>"):
+        response = post(app, path, body(text))
+        # What is wrong with a prompt has the status 422 in text-generation-inference.
+        assert response.status_code == (422 if field == "inputs" and path != "/tokenize" else 400)
+        assert told(path, body(text), response) == f"Invalid prompt: {field} {RULE}"
+    assert fake_client.submits == []
+    assert b"Invalid prompt" not in post(app, path, body("Is it 5-6, or 'so'.")).data
+
+
+@pytest.mark.parametrize(("path", "field", "body"), [route[1:] for route in ROUTES], ids=IDS)
+def test_strip_is_the_same_call_as_one_without_the_other_characters_and_off_changes_none(
+    make_app: Make, fake_client: FakeClient, path: str, field: str, body: Any
+) -> None:
+    stripped = post(make_app(prompt_validator="strip"), path, body("a\u00e9#b\nc <d>"))
+    seen = [submit.token_ids for submit in fake_client.submits]
+    fake_client.submits.clear()
+    off = make_app()
+    plain = post(off, path, body("abc d"))
+    assert stripped.status_code == plain.status_code
+    assert seen == [submit.token_ids for submit in fake_client.submits]
+    if path in ("/tokenize", "/apply-template", "/"):
+        assert stripped.data == plain.data
+    assert b"Invalid prompt" not in post(off, path, body("caf\u00e9 #1")).data
+
+
+@pytest.mark.parametrize("text", ["\u00e9#", "a" * 201 + "#"])
+def test_strip_refuses_what_is_too_short_or_too_long_without_the_other_characters(make_app: Make, text: str) -> None:
+    response = post(make_app(prompt_validator="strip"), "/inference/mock", {"text": text})
+    assert (response.status_code, response.get_json()["message"]) == (400, f"Invalid prompt: text {RULE}")
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "description": "#", "parameters": {}}}
+
+
+@pytest.mark.parametrize("mode", ["reject", "strip"])
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"model": "mock", "prompt": [1, 2]}, "prompt[0]"),
+        ("/v1/completions", {"model": "mock", "prompt": [["a"], [1]]}, "prompt[1][0]"),
+        ("/v1/embeddings", {"model": "mock", "input": [[1]]}, "input[0][0]"),
+        ("/v1/chat/completions", chat("fine", tools=[TOOL]), "tools"),
+        ("/v1/responses", {"model": "mock", "input": "fine", "tools": [TOOL["function"]]}, "tools"),
+        ("/v1/messages", chat("fine", tools=[{"name": "f", "input_schema": {}}]), "tools"),
+        ("/v1/chat/completions", chat("fine", messages=[message(None, tool_calls=[CALL])]), "messages[0].tool_calls"),
+        (
+            "/v1/messages",
+            chat([{"type": "tool_result", "tool_use_id": "c", "content": "fine"}]),
+            "messages[0].content[0].tool_use_id",
+        ),
+        (
+            "/v1/responses",
+            {"model": "mock", "input": [{"type": "function_call_output", "call_id": "c", "output": "#"}]},
+            "input[0].call_id",
+        ),
+        (
+            "/v1/chat/completions",
+            chat([{"type": "image_url", "image_url": {"url": "#"}}]),
+            "messages[0].content[0].image_url",
+        ),
+    ],
+)
+def test_what_could_carry_a_text_past_the_rule_is_refused_by_its_name(
+    make_app: Make, fake_client: FakeClient, path: str, body: dict[str, object], field: str, mode: str
+) -> None:
+    response = post(make_app(prompt_validator=mode), path, body)
+    assert response.status_code == 400
+    assert told(path, body, response).startswith(f"Invalid prompt: {field} is not taken here")
+    assert fake_client.submits == []
+
+
+@pytest.mark.parametrize("raw", ['{"text": "#", "text": "fine"}', "{", '"#"', "\ufeff{}"])
+def test_a_body_that_two_readers_could_read_in_two_ways_is_refused(
+    make_app: Make, fake_client: FakeClient, raw
+) -> None:
+    for path in ("/inference/mock", "/generate", "/v1/completions"):
+        app = make_app(prompt_validator="strip")
+        response = app.test_client().post(path, data=raw.encode(), content_type="application/json")
+        assert response.status_code in (400, 422)
+    assert fake_client.submits == []
+
+
+def test_the_mode_that_the_proxy_tells_wins_over_the_setting(make_app: Make) -> None:
+    def statuses(setting: str, mode: str) -> int:
+        app = make_app(anonymous=False, prompt_validator=setting)
+        return post(app, "/inference/mock", {"text": "#"}, mode).status_code
+
+    assert [statuses("off", "reject"), statuses("reject", "off"), statuses("off", "off")] == [400, 200, 200]
+
+
+def test_an_unknown_mode_of_another_version_refuses_as_reject_does(make_app: Make) -> None:
+    app = make_app(anonymous=False)
+    assert post(app, "/inference/mock", {"text": "#"}, "later").status_code == 400
+    assert post(app, "/inference/mock", {"text": "fine"}, "later").status_code == 200
+
+
+def test_a_repetition_is_the_same_call_whatever_was_stripped(make_app: Make, fake_client: FakeClient) -> None:
+    app = make_app(prompt_validator="strip")
+    for text in ("a#b", "a%b"):
+        app.test_client().post("/inference/mock", json={"text": text}, headers={"Idempotency-Key": "k"})
+    assert len({submit.request_id for submit in fake_client.submits}) == 1
+
+
+def test_the_settings_say_the_characters_and_the_bounds(make_app: Make) -> None:
+    app = make_app(prompt_validator="reject", prompt_characters="a-c", prompt_min_characters=2, prompt_max_characters=3)
+    assert [post(app, "/inference/mock", {"text": text}).status_code for text in ("ab", "abc")] == [200, 200]
+    for text in ("a", "abca", "ad"):
+        message = post(app, "/inference/mock", {"text": text}).get_json()["message"]
+        assert message == "Invalid prompt: text must be 2 to 3 characters of [a-c]."
+
+
+@pytest.mark.parametrize("characters", ["", "z-a", "a]b", "[a", "^a", "a\\w", "a--z"])
+def test_a_character_set_that_is_none_stops_the_start(characters: str) -> None:
+    with pytest.raises(SettingError, match="INFERENCE_API_PROMPT_CHARACTERS"):
+        PromptRule(characters, 1, 200)
+
+
+def test_bounds_the_wrong_way_round_stop_the_start() -> None:
+    with pytest.raises(SettingError, match="INFERENCE_API_PROMPT_MIN_CHARACTERS"):
+        PromptRule("a", 5, 4)
+
+
+def test_a_route_of_which_nothing_is_said_stops_the_start(make_app: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(PROMPT_MEMBERS, "openai.chat")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"where their prompts are: openai\.chat$"):
+        make_app()

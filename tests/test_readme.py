@@ -59,7 +59,7 @@ def test_the_readme_leads_to_every_page() -> None:
 
 def test_the_readme_names_every_script_and_no_other() -> None:
     rows = README.split("| script | what it does |\n", 1)[1].split("\n\n", 1)[0].splitlines()
-    named = {name for row in rows for name in re.findall(r"`([a-z_]+(?:\.py)?)`", row.split("|")[1])}
+    named = {name for row in rows for name in re.findall(r"`([a-z_-]+(?:\.py)?)`", row.split("|")[1])}
     programs = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and os.access(path, os.X_OK)}
     assert named == programs
 

@@ -197,9 +197,9 @@ def _check_collector(endpoint: str) -> None:
 def child_environ(settings: Settings, *, secret: bool = True) -> dict[str, str]:
     """Return this process's environment with `settings` in it, for a child process.
 
-    The proxy's secret is left out, and without `secret` the server's too: the internal key and Flask's secret.
+    The proxy's secrets are left out, and without `secret` the server's too: the internal key and Flask's secret.
     """
-    hidden = ("JWT_SECRET",) if secret else ("JWT_SECRET", "INTERNAL_AUTH_KEY", *_FLASK_SECRET_NAMES)
+    hidden = ("JWT_SECRET", "REDIS_URL", *(() if secret else ("INTERNAL_AUTH_KEY", *_FLASK_SECRET_NAMES)))
     environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1", **settings.to_environ()}
     return {name: value for name, value in environ.items() if name not in hidden}
 
@@ -217,6 +217,7 @@ def proxy_environ(settings: Settings) -> dict[str, str]:
     }
     extra = {name: os.environ.get(name, text) for name, text in limits.items()}
     extra["JWT_SECRET"] = jwt_secret() or ""
+    extra["REDIS_URL"] = os.environ.get("REDIS_URL", "")
     if not settings.internal_auth_key:
         extra["INTERNAL_AUTH_KEY_FILE"] = str(settings.key_path)
     shared = {name: value for name, value in child_environ(settings).items() if name not in _FLASK_SECRET_NAMES}

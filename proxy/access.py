@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,13 @@ class Access:
         self._fetch = fetch
         self._monotonic = monotonic
         self._revocations = (
-            None if files.revocation_file is None else _watch(files.revocation_file, parse_revocations, self._cut)
+            None
+            if files.revocation_file is None
+            else _watch(files.revocation_file, parse_revocations, self._cut, is_pure=True)
         )
         self._rules: _Rules | None = None
+        # A policy came before the key file that it names, which nobody watches yet.
+        self._awaits_key_file = False
         if files.policy_file is None:
             self._authenticator = Authenticator.from_shared_secret(files.secret, now)
             return
@@ -117,6 +121,8 @@ class Access:
             self._revocations.refresh()
         if self._rules is None:
             return False
+        if self._awaits_key_file:
+            self._policy.look_again()
         self._policy.refresh()
         if self._rules.key_file is not None and self._rules.key_file.refresh():
             self._adopt(self._rules)
@@ -126,9 +132,9 @@ class Access:
         rules = self._rules
         if rules is None or rules.published is None or not rules.published.refresh():
             return False
-        # The policy may have changed while this greenlet waited for the issuer.
-        if rules is self._rules:
-            self._adopt(rules)
+        # The policy may have changed while this greenlet waited for the issuer: what came belongs to the new one too.
+        if self._rules is not None and self._rules.published is rules.published:
+            self._adopt(self._rules)
         return True
 
     def _adopt(self, rules: _Rules) -> None:
@@ -140,6 +146,7 @@ class Access:
 
     def _read_rules(self, raw: bytes, file: Path) -> _Rules:
         policy, own_keys, located = read_policy_file(raw, file)
+        self._awaits_key_file = False
         place = policy.key_place
         if place is None:
             return _Rules(policy, own_keys)
@@ -147,7 +154,11 @@ class Access:
             try:
                 return _Rules(policy, own_keys, key_file=_watch(file.parent / place.file, read_key_file))
             except FileFault as fault:
+                self._awaits_key_file = True
                 raise located.fault(str(file), PolicyFault(str(fault), _place_of(located))) from None
+        if place.ca_file:
+            place = replace(place, ca_file=str(file.parent / place.ca_file))
+            _check_readable(place.ca_file, str(file), located)
         in_force = None if self._rules is None else self._rules.published
         if in_force is not None and in_force.place == place:
             return _Rules(policy, own_keys, published=in_force)
@@ -196,13 +207,27 @@ def _parse_object(raw: bytes, file: Path) -> LocatedJson:
     return located
 
 
+def _check_readable(ca_file: str, file: str, located: LocatedJson) -> None:
+    try:
+        with open(ca_file, "rb"):
+            pass
+    except OSError as fault:
+        raise located.fault(file, PolicyFault(f"cannot be read ({fault.strerror})", ("jwks_ca_file",))) from None
+
+
 def _place_of(located: LocatedJson) -> tuple[str]:
     return ("key_file",) if "key_file" in located.value else ("jwks_url",)
 
 
-def _watch(file: Path, read: Callable[[bytes, Any], Any], on_change: Callable[[Any], None] | None = None) -> Any:
+def _watch(
+    file: Path,
+    read: Callable[[bytes, Any], Any],
+    on_change: Callable[[Any], None] | None = None,
+    *,
+    is_pure: bool = False,
+) -> Any:
     """Return the file, watched; raise FileFault also where it cannot be read at all."""
     try:
-        return WatchedFile(file, lambda raw: read(raw, file), on_change)
+        return WatchedFile(file, lambda raw: read(raw, file), on_change, is_pure=is_pure)
     except OSError as fault:
         raise FileFault(f"{file}: cannot be read ({fault.strerror})") from None

@@ -32,6 +32,7 @@ from proxy.headers import AnswerFault, answer_headers, identity_headers, upstrea
 from proxy.limits import CallLimits, LimitHeaders, open_tenants, redis_client
 from proxy.open_calls import CallRevoked
 from proxy.routes import RouteTable
+from proxy.shared_bodies import SharedBodies
 from proxy.trace_context import TRACEPARENT_HEADER, Trace, continue_trace
 from proxy.transaction import JsonTransactionFormatter, Transaction
 from proxy.worker import AnswerBroken
@@ -88,6 +89,7 @@ class Door:
             connect_timeout=settings.connect_timeout_seconds,
             read_timeout=settings.upstream_timeout_seconds,
         )
+        self._public_bodies = SharedBodies()
         self._logger = _transaction_logger(settings.log_format)
 
     def answer(self, environ: Mapping[str, Any]) -> Response:
@@ -114,7 +116,7 @@ class Door:
                 admission, limit_headers = self._enter(connection, admission)
                 answer = self._forward(connection, head, admission, request_id, trace)
                 headers = _selected_headers(answer, request_id, client_id)
-                response = self._relay(head, admission, answer, headers, transaction)
+                response = self._relay(connection, head, answer, headers, transaction)
         except Refusal as refusal:
             connection.refuse(malformed=refusal.status == HTTPStatus.BAD_REQUEST)
             body = refusal_body(path, refusal, request_id, head.headers.get("content-type", ""))
@@ -163,25 +165,43 @@ class Door:
 
     def _relay(
         self,
+        connection: Any,
         head: RequestHead,
-        admission: Admission,
         answer: UpstreamAnswer,
         headers: list[tuple[str, str]],
         transaction: Transaction,
+    ) -> Response:
+        # HTTP/1.0 has no chunks: a broken answer would look whole. It gets all of it with a length, or a 5xx.
+        is_old = head.version < (1, 1)
+        if transaction.claims is not None:
+            return self._respond(answer, headers, transaction, is_whole=is_old)
+        # Strangers may read as slowly as they like, but no thread of the server waits for them.
+        try:
+            response = self._respond(answer, headers, transaction, is_whole=True)
+        finally:
+            answer.close()
+        connection.bound_answer()
+        if not answer.bodiless:
+            body, release = self._public_bodies.hold(response.get_data())
+            connection.on_end(release)
+            response.response = [body]
+        return response
+
+    def _respond(
+        self, answer: UpstreamAnswer, headers: list[tuple[str, str]], transaction: Transaction, *, is_whole: bool
     ) -> Response:
         kind = answer.header("Content-Type").partition(";")[0].strip().lower()
         if not 200 <= answer.status < 300 and not (400 <= answer.status < 600):
             raise Refusal(502, "upstream_status", "Inference server gave an unexpected status.")
         if answer.bodiless:
             return _bodiless(answer, headers)
-        public_text = admission.claims is None and kind == _PUBLIC_TEXT
+        public_text = transaction.claims is None and kind == _PUBLIC_TEXT
         if answer.status >= 400 and kind != "application/json" and not public_text:
             raise _upstream_error(answer)
         if kind == "application/json" and (answer.length or 0) <= _MAX_STATS_ANSWER_BYTES and answer.length is not None:
             body, transaction.stats = take_stats(answer.read_all(_MAX_STATS_ANSWER_BYTES))
             return RelayedResponse(body, answer.status, headers)
-        if head.version < (1, 1):
-            # HTTP/1.0 has no chunks: a broken answer would look whole. It gets all of it with a length, or a 5xx.
+        if is_whole:
             return RelayedResponse(answer.read_all(self._settings.max_buffered_answer_bytes), answer.status, headers)
         if answer.length is not None:
             headers = [*headers, ("Content-Length", str(answer.length))]

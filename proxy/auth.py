@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import jwt
 
-from proxy.claims import AuthError, Claims, ClaimsRule, claims_from
+from proxy.claims import MAX_QUOTAS, AuthError, Claims, ClaimsRule, claims_from
 from proxy.jws import CompactJws, ShapeError, parse_compact, parse_object
 from proxy.keys import VerificationKey, load_keys, secret_key
 from proxy.policy import PolicyFault, StrictPolicy, read_policy
@@ -185,6 +185,8 @@ def verify_assertion(key: bytes, assertion: str, *, method: str, path: str, requ
         leeway_seconds=_ASSERTION_LEEWAY_SECONDS,
         max_lifetime_seconds=ASSERTION_LIFETIME_SECONDS + 1,
         expiry_claim="bearer_exp",
+        # The bearer's, and the mode of its tenant's prompts, which the proxy adds.
+        max_quotas=MAX_QUOTAS + 1,
     )
     return claims_from({name: value for name, value in payload.items() if value is not None}, rule, now)
 

@@ -20,7 +20,7 @@ TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _REVOCATION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # RFC 6749 section 3.3: scope-token, separated by single spaces.
 _SCOPES = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*")
-_MAX_QUOTAS = 32
+MAX_QUOTAS = 32
 
 
 class AuthError(Exception):
@@ -52,6 +52,7 @@ class ClaimsRule:
     leeway_seconds: float = LEEWAY_SECONDS
     max_lifetime_seconds: float | None = None
     expiry_claim: str = "exp"
+    max_quotas: int = MAX_QUOTAS
 
 
 def claims_from(payload: Mapping[str, Any], rule: ClaimsRule, now: float) -> Claims:
@@ -67,7 +68,7 @@ def claims_from(payload: Mapping[str, Any], rule: ClaimsRule, now: float) -> Cla
         token_id=_revocation_id(payload),
         scopes=_scopes(payload),
         expires_at=_number(payload, rule.expiry_claim),
-        quotas=_quotas(payload),
+        quotas=_quotas(payload, rule.max_quotas),
     )
 
 
@@ -116,9 +117,9 @@ def _scopes(payload: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(value.split(" "))
 
 
-def _quotas(payload: Mapping[str, Any]) -> Mapping[str, object]:
+def _quotas(payload: Mapping[str, Any], most: int) -> Mapping[str, object]:
     value = payload.get("q", {})
-    if not isinstance(value, dict) or len(value) > _MAX_QUOTAS:
+    if not isinstance(value, dict) or len(value) > most:
         raise AuthError("jwt_quota", "JWT quota claim must be an object of scalars.")
     if not all(isinstance(member, str | int | float | bool) for member in value.values()):
         raise AuthError("jwt_quota", "JWT quota claim must be an object of scalars.")

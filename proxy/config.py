@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -191,6 +192,9 @@ def _read_redis_url(environ: Mapping[str, str]) -> str:
     try:
         has_place = bool(parts.path if parts.scheme == "unix" else parts.hostname) and parts.port != 0
     except ValueError:
+        has_place = False
+    # redis-py takes anything else for database 0, without a word.
+    if parts.scheme == "redis" and re.fullmatch(r"/?|/[0-9]{1,4}", parts.path) is None:
         has_place = False
     # No TLS: a handshake would hold up all other requests. No query: it could lift the time-outs.
     if url and (parts.scheme not in ("redis", "unix") or not has_place or parts.query or parts.fragment):

@@ -11,6 +11,7 @@ ahead while a request waits for its upstream; what it reads is a pipelined reque
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import time
@@ -84,6 +85,7 @@ class ClientConnection:
         self._endings: list[Callable[[], None]] = []
         self._running: gevent.Greenlet | None = None
         self._cut_by: Refusal | None = None
+        self._answer_due = math.inf
         self.answer_started = False
         self.left = False
         self.cut_reason: str | None = None
@@ -109,7 +111,7 @@ class ClientConnection:
         return data
 
     def sendall(self, data: bytes) -> None:
-        """Write everything; raise ClientLeft when the client is gone or takes nothing for the stall time."""
+        """Write everything; raise ClientLeft when the client is gone, stalls or is overdue."""
         self.answer_started = True
         self._send(data)
 
@@ -140,6 +142,7 @@ class ClientConnection:
     def begin_head(self) -> None:
         """Expect the next request's head from now on."""
         self.answer_started = False
+        self._answer_due = math.inf
         self.error_headers: list[tuple[str, str]] = []
         """What the app wants on the answer that the worker gives when the app cannot."""
         self._pace = Pace(self._deadlines.head, self._now())
@@ -155,11 +158,20 @@ class ClientConnection:
         self._body_open = not (isinstance(reader, LengthReader) and reader.length == 0)
 
     def end_request(self) -> None:
-        """Stop watching, then run what was registered with `on_end`, last first."""
+        """Stop watching, then run what was registered with `on_end`, last first.
+
+        All of it runs, whatever some of it raises; then the first exception goes on.
+        """
         self._running = None
         self._unwatch()
+        first_fault: BaseException | None = None
         while self._endings:
-            self._endings.pop()()
+            try:
+                self._endings.pop()()
+            except BaseException as fault:
+                first_fault = first_fault or fault
+        if first_fault is not None:
+            raise first_fault
 
     @property
     def idle(self) -> bool:
@@ -239,6 +251,10 @@ class ClientConnection:
         self._watched = gevent.getcurrent()
         self._watcher = gevent.spawn(self._read_ahead)
 
+    def bound_answer(self) -> None:
+        """Give the answer of the request that runs now as long in all, from now on, as a request body may take."""
+        self._answer_due = self._now() + self._deadlines.body.total_seconds
+
     def reset(self) -> None:
         """Make the next close send an RST, so that the kernel keeps nothing for a client that does not read."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -265,9 +281,10 @@ class ClientConnection:
                     num_sent = self._sock.send(rest)
                 except BlockingIOError:
                     stalled_since = self._now() if stalled_since is None else stalled_since
-                    remaining = stalled_since + self._deadlines.write_stall_seconds - self._now()
+                    stall_due = stalled_since + self._deadlines.write_stall_seconds
+                    remaining = min(stall_due, self._answer_due) - self._now()
                     if remaining <= 0:
-                        self.cut_reason = "write_stalled"
+                        self.cut_reason = "write_stalled" if stall_due <= self._answer_due else "write_overdue"
                         self.reset()
                         raise
                     self._wait(wait_write, remaining)

@@ -116,6 +116,10 @@ class UpstreamAnswer:
     def close(self) -> None:
         """Close the upstream connection, which tells the server to stop if it has not ended."""
         self._raw.close()
+        # What has been read to its end is back in its pool by now, which urllib3 closes only when nobody refers to it.
+        pool: Any = self._raw._pool
+        if pool is not None:
+            pool.close()
         self._adapter.close()
 
 

@@ -67,9 +67,8 @@ class CallLimits:
         allowances = {"": rules.calls}
         if template in rules.route_limits:
             allowances[template] = rules.route_limits[template]
-        places = [
-            (claims.tenant, place) for place, allowance in allowances.items() if allowance.connections is not None
-        ]
+        # Whether limited or not: a limit may come, with the file or with a bearer's claim, while the call is open.
+        places = [(claims.tenant, place) for place in ("", template)]
         self._check_open(claims.tenant, allowances)
         for place in places:
             self._num_open[place] = self._num_open.get(place, 0) + 1
@@ -138,7 +137,7 @@ def open_tenants(settings: Settings) -> WatchedFile[Tenants] | FixedTenants:
     if file is None:
         return FixedTenants(Tenants(TenantRules(setting)))
     try:
-        return WatchedFile(file, lambda raw: parse_tenants(raw, str(file), setting))
+        return WatchedFile(file, lambda raw: parse_tenants(raw, str(file), setting), is_pure=True)
     except OSError as fault:
         raise FileFault(f"{file}: cannot be read ({fault.strerror})") from None
 

@@ -2,7 +2,8 @@
 
 Pure; times are arguments, in seconds that never go back. Each proxy has a share, limit ÷ proxies. But what one of them
 let pass just before an outage may be all of the limit, and the others do not know: until that has left the window, all
-proxies together let a fifth of the limit pass. So 1.2 times the limit is never exceeded.
+proxies together let a fifth of the limit pass. So 1.2 times the limit is never exceeded. Where there never is a shared
+count, a share may be lifted to one call, lest a limit smaller than the number of proxies lets none pass for ever.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ _CLOCK_SECONDS = 1.0
 class OutageShares:
     """Remember since when there has been a shared count, or none, and when one lost its memory."""
 
-    def __init__(self, num_proxies: int) -> None:
-        """Begin without having heard of a shared count."""
+    def __init__(self, num_proxies: int, least_share: int = 0) -> None:
+        """Begin without having heard of a shared count; a share other than 0 is for where there never will be one."""
         self._num_proxies = num_proxies
+        self._least_share = least_share
         self._since: float | None = None
         self._gone_at: float | None = None
         self._lost_at: float | None = None
@@ -48,8 +50,9 @@ class OutageShares:
 
     def own_limit(self, count: int, seconds: float, now: float) -> int:
         """Return how many calls this proxy may let pass in any `seconds`, of `count` for all proxies."""
-        is_blind = self.is_blind(seconds, now)
-        return count if is_blind or self.is_counted_together(seconds, now) else count // self._num_proxies
+        if self.is_blind(seconds, now) or self.is_counted_together(seconds, now):
+            return count
+        return max(self._least_share, count // self._num_proxies)
 
     def is_blind(self, seconds: float, now: float) -> bool:
         """Say whether others may have let pass, in the last `seconds`, what no count knows any more."""

@@ -47,7 +47,7 @@ class SharedWindows:
         self._remote = connect() if connect is not None else None
         self._local = LocalWindows(now)
         self._num_proxies = num_proxies
-        self._shares = OutageShares(num_proxies)
+        self._shares = OutageShares(num_proxies, least_share=1 if connect is None else 0)
 
     def take(self, windows: Sequence[CountedWindow]) -> list[WindowState]:
         """Count one call in all windows if it fits into each, else in none; blocks for at most Redis' budget."""

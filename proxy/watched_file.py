@@ -13,13 +13,15 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import gevent
 from gevent.event import Event
 
 WATCH_SECONDS = 2.0
 MAX_FILE_BYTES = 4 * 1024 * 1024
+# A parser in Python takes about a microsecond a byte: the loop can wait for less than this.
+_MAX_INLINE_BYTES = 8192
 # Two writes within a tick of the file system's clock have one time: what is younger than this is read again.
 _UNSETTLED_SECONDS = 2.0
 
@@ -36,23 +38,28 @@ class WatchedFile(Generic[Value]):
         read: Callable[[bytes], Value],
         on_change: Callable[[Value], None] | None = None,
         now: Callable[[], float] = time.time,
+        *,
+        is_pure: bool = False,
     ) -> None:
         """Read the file (blocking); raise OSError if that cannot be, ValueError as `read` does.
 
+        `is_pure` says that `read` touches nothing but its argument: a large file is then read anew in a thread.
         `on_change` is called with each value after this first one; `now` gives Unix seconds, as file times are.
         """
         self._path = Path(path)
         self._read = read
         self._on_change = on_change
         self._now = now
+        self._is_pure = is_pure
         self._stamp = self._take_stamp()
         self._raw = read_bounded(self._path)
         self._told: str | None = None
         self.value: Value = read(self._raw)
 
     def refresh(self) -> bool:
-        """Take over what the file says by now (blocking for one small read); return whether that is a new value.
+        """Take over what the file says by now; return whether that is a new value.
 
+        Blocks for one small read, where `read` is pure; the calling greenlet alone waits for more.
         A file that is wrong or gone changes nothing and raises nothing; the log tells of it once.
         """
         try:
@@ -62,7 +69,7 @@ class WatchedFile(Generic[Value]):
             raw = read_bounded(self._path)
             self._stamp = stamp
             is_new = raw != self._raw
-            value = self._read(raw) if is_new else self.value
+            value = self._read_anew(raw) if is_new else self.value
         except OSError as fault:
             self._tell_once(f"{self._path}: cannot be read ({fault.strerror})")
             return False
@@ -75,6 +82,26 @@ class WatchedFile(Generic[Value]):
             if self._on_change is not None:
                 self._on_change(value)
         return is_new
+
+    def look_again(self) -> None:
+        """Read the file at the next refresh even if it looks as it did, for what else its meaning depends on."""
+        self._stamp = None
+
+    def _read_anew(self, raw: bytes) -> Value:
+        if not self._is_pure or len(raw) <= _MAX_INLINE_BYTES:
+            return self._read(raw)
+
+        def attempt() -> tuple[Value | None, Exception | None]:
+            # A fault is carried as a value: gevent would write it, with its text, to stderr.
+            try:
+                return self._read(raw), None
+            except Exception as fault:
+                return None, fault
+
+        value, fault = gevent.get_hub().threadpool.apply(attempt)
+        if fault is not None:
+            raise fault
+        return cast(Value, value)
 
     def _take_stamp(self) -> _Stamp | None:
         """Return what changes with the file; None while it is too young for that to be sure."""

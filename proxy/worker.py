@@ -39,10 +39,10 @@ _OWN_DESCRIPTORS = 64 + 2 * _NUM_SPARE_PLACES
 _MAX_UPSTREAM_DESCRIPTORS = 1024
 
 _CROWDED_LOG_SECONDS = 60.0
+_RETRY_AFTER_SECONDS = "1"
 
-# First match wins; everything else that gunicorn's parser raises is a 400. GreenletExit ends what outlives the grace.
+# First match wins; everything else that gunicorn's parser raises is a 400.
 _REFUSALS = (
-    (GreenletExit, 503, "stopping", "Proxy is stopping, try again later."),
     (errors.LimitRequestLine, 414, "target_too_long", "Request target is too long."),
     (errors.LimitRequestHeaders, 431, "headers_too_large", "Request header fields are too large or too many."),
     (errors.ExpectationFailed, 417, "expectation_failed", "Expectation is not supported."),
@@ -251,6 +251,9 @@ def fitting_connections(wanted: int, soft_limit: int) -> int:
 def _refusal_for(exc: BaseException) -> Refusal:
     if isinstance(exc, Refusal):
         return exc
+    if isinstance(exc, GreenletExit):
+        # What outlives the grace is ended; another proxy, or this one's successor, may take it at once.
+        return Refusal(503, "stopping", "Proxy is stopping, try again later.", {"Retry-After": _RETRY_AFTER_SECONDS})
     for kind, status, code, message in _REFUSALS:
         if isinstance(exc, kind):
             return Refusal(status, code, message)

@@ -135,13 +135,15 @@ def test_a_child_reads_the_very_same_settings() -> None:
     assert Settings.from_environ(Settings().to_environ()) == Settings()
 
 
-def test_a_child_sees_the_proxys_secret_only_if_it_is_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_sees_the_proxys_secrets_only_if_it_is_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JWT_SECRET", "s" * 32)
+    monkeypatch.setenv("REDIS_URL", "redis://:word@redis.test")
     monkeypatch.setenv("INFERENCE_API_ROWS", "5")
     environ = child_environ(Settings(rows=7))
-    assert "JWT_SECRET" not in environ
+    assert "JWT_SECRET" not in environ and "REDIS_URL" not in environ
     assert (environ["INFERENCE_API_ROWS"], environ["OMP_WAIT_POLICY"]) == ("7", "PASSIVE")
     assert proxy_environ(Settings())["JWT_SECRET"] == "s" * 32
+    assert proxy_environ(Settings())["REDIS_URL"] == "redis://:word@redis.test"
 
 
 def test_only_the_server_and_the_proxy_see_the_internal_key(monkeypatch: pytest.MonkeyPatch) -> None:

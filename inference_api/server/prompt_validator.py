@@ -1,8 +1,9 @@
 """Hold the prompts of some tenants to a plain character set and a length, on every route that takes a prompt.
 
 Runs in PROCESS 1, on a call's body before any route reads it: the one place where the texts of all APIs are. The mode
-is the tenant's, as the proxy's assertion says it, or the setting's. What could bring a text past the rule, token ids
-and the tools of a conversation, is refused by its name. Knows no tokenizer and no wording of an API's errors.
+is the tenant's, as the proxy's assertion says it, or the setting's. What could bring a text past the rule, token ids,
+the tools of a conversation and the form of an answer, is refused by its name. Knows no tokenizer and no wording of an
+API's errors.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from flask import Flask, g, request
 
 from inference_api.config import Settings
 from inference_api.errors import InvalidRequestError, SettingError
+from inference_api.server.body_fields import shown
 from inference_api.server.json_body import parse_json
 
 CLAIM = "prompt_validator"
@@ -64,8 +66,24 @@ _SILENT_MEMBERS = frozenset(
         "type",
     }
 )
-# Their names and descriptions are told to the model in front of the conversation.
-_TOOLS = "tools"
+_REFUSED_MEMBERS = (
+    # Their names and descriptions are told to the model in front of the conversation.
+    "tools",
+    # A form's texts stand in the answer: a choice, a pattern or a schema can leave the model nothing else to say.
+    "guided_choice",
+    "guided_regex",
+    "guided_json",
+    "guided_grammar",
+    "structured_outputs",
+    "json_schema",
+    "grammar",
+    "parameters.grammar",
+)
+# Forms, too, but for those of a type alone that brings no text.
+_FORMATS = ("response_format", "text.format")
+_TEXTLESS_TYPES = ("text", "json_object")
+# Parts of messages of a list are five deep. Far more is no conversation, and would end in Python's own limit.
+_MAX_DEPTH = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,27 +159,33 @@ class PromptValidator:
             raise InvalidRequestError("Invalid prompt: the body is not valid JSON without doubled members.") from None
         if not isinstance(given, dict):
             return raw
-        if given.get(_TOOLS):
-            raise _refused(_TOOLS)
+        _refuse_other_texts(given)
         for name in members:
             if given.get(name) is not None:
                 given[name] = self._walk(name, given[name], mode)
-        return json.dumps(given).encode() if mode == "strip" else raw
+        if mode != "strip":
+            return raw
+        try:
+            return json.dumps(given).encode()
+        except RecursionError:
+            raise InvalidRequestError("Invalid prompt: the body is nested too deep.") from None
 
-    def _walk(self, field: str, value: Any, mode: str) -> Any:
+    def _walk(self, field: str, value: Any, mode: str, depth: int = 0) -> Any:
         """Return a prompt, a message or a part, its texts as they may go on."""
         if isinstance(value, str):
             return self._rule.applied(field, value, mode)
+        if depth == _MAX_DEPTH:
+            raise _refused(field)
         if isinstance(value, list):
-            return [self._walk(f"{field}[{index}]", entry, mode) for index, entry in enumerate(value)]
+            return [self._walk(f"{field}[{index}]", entry, mode, depth + 1) for index, entry in enumerate(value)]
         if not isinstance(value, dict):
             raise _refused(field)
         checked = dict(value)
         for name, member in value.items():
             if name in _TEXT_MEMBERS and member is not None:
-                checked[name] = self._walk(f"{field}.{name}", member, mode)
+                checked[name] = self._walk(f"{field}.{name}", member, mode, depth + 1)
             elif name not in _SILENT_MEMBERS and member is not None:
-                raise _refused(f"{field}.{name}")
+                raise _refused(f"{field}.{shown(name)}")
         return checked
 
 
@@ -174,6 +198,30 @@ def refuse_unlisted_prompts(app: Flask) -> None:
     }
     if unlisted:
         raise SettingError(f"endpoints of which it is not said where their prompts are: {', '.join(sorted(unlisted))}")
+
+
+def _refuse_other_texts(given: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError for a member beside the prompts that could bring a text in."""
+    for path in _REFUSED_MEMBERS:
+        if _member(given, path):
+            raise _refused(path)
+    for path in _FORMATS:
+        format_ = _member(given, path)
+        if format_ and not _is_textless(format_):
+            raise _refused(path)
+
+
+def _is_textless(format_: Any) -> bool:
+    if not isinstance(format_, dict) or format_.get("type") not in _TEXTLESS_TYPES:
+        return False
+    return not any(value for name, value in format_.items() if name != "type")
+
+
+def _member(given: Any, path: str) -> Any:
+    """Return the member at a dotted path; None if it, or one on the way to it, is not there."""
+    for name in path.split("."):
+        given = given.get(name) if isinstance(given, dict) else None
+    return given
 
 
 def _refused(field: str) -> InvalidRequestError:

@@ -58,15 +58,15 @@ _LONGEST_SECONDS = {
 def run(context: Context) -> dict[str, int]:
     """Run every kind of attack; return their sizes, the samples and the proxy's memory in MiB."""
     counts = context.counts
-    sizes = {**dict.fromkeys(KINDS, counts["slow"]), "idle": counts["idle"]}
+    sizes = {**dict.fromkeys(KINDS, counts["slow"]), "body_drip": counts["body"], "idle": counts["idle"]}
     allow_descriptors(max(sizes.values()))
     totals = {"samples": 0, "attackers": 0, "cut": 0}
     with context.service(**_SETTINGS) as service:
         for name, size in sizes.items():
             _try(context, service, name, size, totals)
-    num_places = counts["idle"] // 2
-    with context.service(**_SETTINGS, PROXY_MAX_CONNECTIONS=str(num_places)) as service:
-        _try(context, service, "idle", counts["idle"], totals, num_places)
+    if num_places := counts["crowded"] // 2:
+        with context.service(**_SETTINGS, PROXY_MAX_CONNECTIONS=str(num_places)) as service:
+            _try(context, service, "idle", counts["crowded"], totals, num_places)
     return totals
 
 

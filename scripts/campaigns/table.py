@@ -52,11 +52,13 @@ PARTS: Mapping[str, Part] = {
     ),
     # Mutants of the raw HTTP vectors over three ways in; the vectors in four segmentations and the forgeries always go.
     "raw_http": Part("raw_http", ci={"mutants": 1000}, nightly={"mutants": 50_000}),
-    # Slow connections of each kind, idle ones, and first tokens timed without and with each; 1,000 make a p99.
+    # Slow connections of each kind, idle ones, and first tokens timed without and with each; 1,000 make a p99. On two
+    # cores the cuts of 1,000 slow bodies, 300 a second, and of a crowd that comes again at once, leave too little for
+    # others: at that size they are nightly's, and known to fail there (docs/campaign.md).
     "slow_clients": Part(
         "slow_clients",
-        ci={"slow": 1000, "idle": 2000, "samples": 1000},
-        nightly={"slow": 1000, "idle": 10_000, "samples": 10_000},
+        ci={"slow": 1000, "body": 200, "idle": 2000, "crowded": 0, "samples": 1000},
+        nightly={"slow": 1000, "body": 1000, "idle": 10_000, "crowded": 10_000, "samples": 10_000},
     ),
     # SGLang's own tests of a server; once each, whatever the tier.
     "kits": Part("kits", ci={}, nightly={}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,48 @@ def test_a_policy_comes_into_force_with_published_keys_or_not_at_all(tmp_path: P
     refresh(access)
     assert verdict(access, ES) == "jwt_issuer", "keys that are there already need no new fetch"
     assert bench.num_fetches == 2
+
+
+def test_keys_that_come_while_the_policy_changes_are_in_force_with_the_new_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keys=None, jwks_url=URL)
+    access = bench.open()
+    assert verdict(access, ES) == "team-a"
+
+    def change_the_policy_meanwhile(place: KeyPlace) -> bytes:
+        bench.write_policy(keys=None, jwks_url=URL, leeway_s=30)
+        access._refresh_files()
+        return json.dumps({"keys": [public_jwk("RS256")]}).encode()
+
+    assert access._rules is not None and access._rules.published is not None
+    access._rules.published._fetch = change_the_policy_meanwhile
+    bench.at += 60
+    refresh(access)
+    assert access._rules.policy.rule.leeway_seconds == 30
+    assert (verdict(access, ES), verdict(access, sign(claims(), by="RS256"))) == ("jwt_key", "team-a")
+
+
+def test_a_key_file_that_comes_after_the_policy_that_names_it_is_found(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    access = bench.open()
+    bench.write_policy(keys=None, key_file="keys.json")
+    long_ago = NOW - 1_000_000
+    os.utime(bench.policy_file, (long_ago, long_ago))
+    for _ in range(2):
+        refresh(access)
+        assert verdict(access, HS) == "team-a"
+    bench.write_keys(**{"es-1": key_entry("ES256")})
+    refresh(access)
+    assert (verdict(access, HS), verdict(access, ES)) == ("jwt_key", "team-a")
+
+
+def test_certificates_lie_beside_the_policy_and_must_be_there(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keys=None, jwks_url=URL, jwks_ca_file="issuer.pem")
+    with pytest.raises(FileFault, match=r"policy\.json:\d+: jwks_ca_file: cannot be read"):
+        bench.open()
+    (tmp_path / "issuer.pem").write_text("")
+    access = bench.open()
+    assert access._rules is not None and access._rules.published is not None
+    assert access._rules.published.place.ca_file == str(tmp_path / "issuer.pem")
 
 
 def test_a_revoked_bearer_is_refused_and_its_open_calls_are_cut(

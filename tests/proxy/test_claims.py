@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,6 +151,14 @@ def test_quotas_are_up_to_32_scalars_and_cannot_be_changed() -> None:
 )
 def test_other_quotas_are_refused(value: object) -> None:
     assert refusal(q=value) == told("jwt_quota")
+
+
+def test_a_rule_says_how_many_quotas_there_may_be() -> None:
+    rule = replace(RULE, max_quotas=33)
+    quotas = {str(number): 1 for number in range(33)}
+    assert len(claims_from({"team_id": "a", "q": quotas}, rule, NOW).quotas) == 33
+    with pytest.raises(AuthError, match="quota"):
+        claims_from({"team_id": "a", "q": {**quotas, "33": 1}}, rule, NOW)
 
 
 def test_a_refusal_is_a_401_unless_it_says_otherwise() -> None:

@@ -77,6 +77,8 @@ def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: st
         ({"REDIS_URL": "rediss://redis.test"}, {}, "REDIS_URL"),
         ({"REDIS_URL": "redis://"}, {}, "REDIS_URL"),
         ({"REDIS_URL": "redis://redis.test:x"}, {}, "REDIS_URL"),
+        ({"REDIS_URL": "redis://redis.test/prod"}, {}, "REDIS_URL"),
+        ({"REDIS_URL": "redis://redis.test/3/x"}, {}, "REDIS_URL"),
         ({"REDIS_URL": "redis://redis.test?socket_timeout=9"}, {}, "REDIS_URL"),
         ({"INTERNAL_AUTH_KEY": "short"}, {}, "INTERNAL_AUTH_KEY"),
         ({"INTERNAL_AUTH_KEY_FILE": "/nowhere"}, {}, "INTERNAL_AUTH_KEY_FILE"),

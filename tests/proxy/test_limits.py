@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.answers import Refusal
+from proxy.auth import mint_assertion, verify_assertion
 from proxy.claims import Claims
 from proxy.config import read_settings
 from proxy.limits import CallLimits, LimitedCall, go_duration, open_tenants
@@ -140,6 +141,28 @@ def test_open_calls_of_a_route_leave_the_other_routes_alone(clock: Clock) -> Non
     limits.enter(claims(), "/rows")
 
 
+def test_a_limit_of_open_calls_that_appears_counts_those_that_are_open_already(clock: Clock) -> None:
+    rules = [TenantRules()]
+    limits = CallLimits(lambda: Tenants(rules[0]), now=clock)
+    first, second = limits.enter(claims(), ROUTE), limits.enter(claims(), ROUTE)
+    rules[0] = TenantRules(Allowance(connections=2))
+    assert refused(limits, claims()).code == "calls_limited"
+    rules[0] = TenantRules(route_limits={ROUTE: Allowance(connections=2)})
+    assert "on /chat/<model>" in refused(limits, claims()).message
+    limits.enter(claims(), "/rows").leave()
+    first.leave()
+    limits.enter(claims(), ROUTE).leave()
+    second.leave()
+    assert not limits._num_open
+
+
+def test_a_bearer_that_brings_its_limit_counts_the_open_calls_of_those_that_brought_none(clock: Clock) -> None:
+    limits = make(clock, TenantRules())
+    limits.enter(claims(), ROUTE)
+    assert refused(limits, claims(connections=1)).code == "calls_limited"
+    limits.enter(claims(), ROUTE)
+
+
 def test_a_call_over_its_window_keeps_no_place(clock: Clock) -> None:
     limits = make(clock, TenantRules(Allowance((Window(1, 10),), 1)))
     limits.enter(claims(), ROUTE).leave()
@@ -179,6 +202,15 @@ def test_the_mode_of_the_prompts_goes_on_with_the_claims_and_no_bearer_sets_it(c
     assert refused(limits, claims("b", prompt_validator="off")).status == 401
 
 
+def test_a_bearer_with_all_the_quotas_that_it_may_have_reaches_a_server_that_holds_its_prompts(clock: Clock) -> None:
+    limits = make(clock, TenantRules(prompt_validator="reject"))
+    quotas: dict[str, Any] = {str(number): number for number in range(32)}
+    stamped = limits.enter(claims(**quotas), ROUTE).claims
+    call = {"method": "POST", "path": "/chat/mock", "request_id": "req_1", "now": 1000.0}
+    passed = verify_assertion(b"k" * 32, mint_assertion(b"k" * 32, stamped, **call), **call)  # type: ignore[arg-type]
+    assert passed.quotas == {**quotas, "prompt_validator": "reject"}
+
+
 def test_a_changed_count_goes_on_with_what_was_counted(clock: Clock) -> None:
     rules = [windows((3, 60))]
     limits = CallLimits(lambda: Tenants(rules[0]), now=clock)
@@ -195,6 +227,25 @@ def test_several_proxies_without_redis_have_a_share_each(clock: Clock) -> None:
     limits = CallLimits(lambda: Tenants(rules), num_proxies=4, now=clock)
     assert [told(limits.enter(claims(), ROUTE))["remaining"]] == ["1"]
     refused(limits, claims())
+
+
+def test_without_redis_each_proxy_lets_at_least_one_call_pass(clock: Clock) -> None:
+    limits = CallLimits(lambda: Tenants(windows((1, 60))), num_proxies=4, now=clock)
+    limits.enter(claims(), ROUTE)
+    assert refused(limits, claims()).code == "rate_limited"
+    clock.seconds += 60
+    limits.enter(claims(), ROUTE)
+
+
+def test_a_window_that_appears_begins_empty(clock: Clock) -> None:
+    rules = [windows((2, 60))]
+    limits = CallLimits(lambda: Tenants(rules[0]), now=clock)
+    limits.enter(claims(), ROUTE)
+    limits.enter(claims(), ROUTE)
+    rules[0] = windows((2, 60), (2, 10))
+    refused(limits, claims())
+    rules[0] = windows((2, 10))
+    assert told(limits.enter(claims(), ROUTE))["remaining"] == "1"
 
 
 def test_the_setting_is_a_minute_of_every_tenant_and_zero_is_none() -> None:

@@ -35,6 +35,42 @@ def test_without_a_shared_count_each_has_its_share_from_the_start() -> None:
     assert not shares.is_blind(SECONDS, 0.0)
 
 
+def test_where_there_never_is_a_shared_count_a_share_is_at_least_one() -> None:
+    shares = OutageShares(4, least_share=1)
+    assert [shares.own_limit(count, SECONDS, 0.0) for count in (1, 3, 4, 8)] == [1, 1, 1, 2]
+
+
+def test_in_an_outage_a_limit_smaller_than_the_proxies_lets_none_pass() -> None:
+    shares = shares_of(4)
+    shares.go(100.0)
+    assert shares.blind_limit(3) == 0
+    assert shares.own_limit(3, SECONDS, 165.0) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 60])
+def test_proxies_that_never_had_redis_let_the_limit_pass_or_one_each(count: int) -> None:
+    proxies = [SharedWindows(3, None, lambda: 0.0) for _ in range(3)]
+    window = [CountedWindow("a", count, SECONDS)]
+    passed = sum(not proxy.take(window)[0].is_full for proxy in proxies for _ in range(count + 1))
+    assert passed == max(3, count // 3 * 3)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_outage_never_lets_one_call_of_each_proxy_pass_beyond_a_small_limit(count: int) -> None:
+    redis = FakeRedis()
+    proxies = [SharedWindows(3, lambda: FakeClient(redis), redis.now) for _ in range(3)]
+    redis.seconds = 200.0
+    for proxy in proxies:
+        proxy.refresh()
+    redis.is_away = True
+    for proxy in proxies:
+        proxy.refresh()
+    for moment in (200.0, 300.0):
+        redis.seconds = moment
+        window = [CountedWindow("a", count, SECONDS)]
+        assert sum(not proxy.take(window)[0].is_full for proxy in proxies) <= count * 1.2
+
+
 def test_the_first_window_of_an_outage_is_blind_and_the_next_ones_have_the_share() -> None:
     shares = shares_of(2)
     assert shares.own_limit(50, SECONDS, 99.0) == 50

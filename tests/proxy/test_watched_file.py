@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import gevent
 import pytest
 
 from proxy.watched_file import MAX_FILE_BYTES, WatchedFile, refresh_safely
@@ -20,6 +23,15 @@ def read(raw: bytes) -> int:
 def write(path: Path, text: str, age_seconds: int = 60) -> None:
     path.write_text(text)
     os.utime(path, (LONG_AGO - age_seconds, LONG_AGO - age_seconds))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hub() -> Iterator[None]:
+    """Make this thread's hub before the first test, so that its own descriptors are no test's, and take it down."""
+    made = gevent.get_hub()
+    made.threadpool.apply(int)
+    yield
+    made.destroy(destroy_loop=True)
 
 
 @pytest.fixture
@@ -125,3 +137,34 @@ def test_a_defect_of_a_reader_does_not_end_the_watching_and_quotes_nothing(
     with caplog.at_level(logging.WARNING, logger="proxy"):
         refresh_safely(file)
     assert "RuntimeError" in caplog.text and "canary" not in caplog.text
+
+
+def test_the_event_loop_goes_on_while_a_pure_parser_reads_a_large_file(path: Path) -> None:
+    ticked = threading.Event()
+
+    def wait_for_a_tick(raw: bytes) -> bool:
+        return len(raw) == 1 or ticked.wait(5)
+
+    file = WatchedFile(path, wait_for_a_tick, now=lambda: LONG_AGO, is_pure=True)
+    write(path, "2" * 10_000, age_seconds=50)
+    timer = gevent.spawn_later(0.01, ticked.set)
+    assert gevent.spawn(file.refresh).get() and file.value
+    timer.join()
+
+
+@pytest.mark.parametrize(("text", "is_pure"), [("2" * 10_000, False), ("2", True)])
+def test_what_has_effects_or_is_small_is_read_where_it_always_was(path: Path, text: str, is_pure: bool) -> None:
+    file = WatchedFile(path, lambda _raw: threading.get_ident(), now=lambda: LONG_AGO, is_pure=is_pure)
+    write(path, text, age_seconds=50)
+    assert file.refresh() and file.value == threading.get_ident()
+
+
+def test_a_wrong_large_file_is_told_of_in_the_log_alone(
+    path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = WatchedFile(path, read, now=lambda: LONG_AGO, is_pure=True)
+    write(path, "canary" * 2_000, age_seconds=50)
+    with caplog.at_level(logging.WARNING, logger="proxy"):
+        assert not file.refresh()
+    assert file.value == 1 and caplog.text.count("stays in force") == 1
+    assert capfd.readouterr().err == ""

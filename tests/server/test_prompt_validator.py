@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from werkzeug.test import TestResponse
 
 from inference_api.errors import SettingError
 from inference_api.server.identity import ASSERTION_HEADER
+from inference_api.server.openai.structured import StructuredBody
 from inference_api.server.prompt_validator import PROMPT_MEMBERS, PromptRule
 from proxy.auth import Claims, mint_assertion
 from tests.server.conftest import INTERNAL_KEY, NOW
@@ -201,6 +203,134 @@ def test_what_could_carry_a_text_past_the_rule_is_refused_by_its_name(
     assert response.status_code == 400
     assert told(path, body, response).startswith(f"Invalid prompt: {field} is not taken here")
     assert fake_client.submits == []
+
+
+def formed(**members: object) -> dict[str, object]:
+    return chat("fine", **members)
+
+
+def completed(**members: object) -> dict[str, object]:
+    return {"model": "mock", "prompt": "fine", **members}
+
+
+def responded(**format_members: object) -> dict[str, object]:
+    return {"model": "mock", "input": "fine", "text": {"format": format_members}}
+
+
+def generated(value: object, kind: str = "regex") -> dict[str, object]:
+    return {"inputs": "fine", "parameters": {"grammar": {"type": kind, "value": value}}}
+
+
+SCHEMA = {"enum": ["a#b"]}
+JSON_SCHEMA = {"name": "n", "schema": SCHEMA}
+FORMS: list[tuple[str, dict[str, object], str]] = [
+    *(
+        (path, body(**{name: value}), name)
+        for path, body in (("/v1/chat/completions", formed), ("/v1/completions", completed))
+        for name, value in (
+            ("guided_choice", ["a#b"]),
+            ("guided_regex", "a#b"),
+            ("guided_json", SCHEMA),
+            ("guided_json", json.dumps(SCHEMA)),
+            ("guided_grammar", 'start: "a#b"'),
+            ("structured_outputs", {"choice": ["a#b"]}),
+            ("structured_outputs", {"json_object": True}),
+            ("json_schema", SCHEMA),
+            ("grammar", 'start: "a#b"'),
+            ("response_format", {"type": "json_schema", "json_schema": JSON_SCHEMA}),
+            ("response_format", {"type": "json_object", "value": SCHEMA}),
+            ("response_format", {"type": "later"}),
+            ("response_format", "json_schema"),
+        )
+    ),
+    ("/v1/responses", responded(type="json_schema", **JSON_SCHEMA), "text.format"),
+    ("/v1/responses", responded(type="text", schema=SCHEMA), "text.format"),
+    *((path, generated("a#b"), "parameters.grammar") for path in ("/generate", "/generate_stream", "/")),
+    ("/generate", generated(SCHEMA, "json"), "parameters.grammar"),
+]
+
+
+@pytest.mark.parametrize("mode", ["reject", "strip"])
+@pytest.mark.parametrize(("path", "body", "field"), FORMS, ids=[f"{path} {field}" for path, _body, field in FORMS])
+def test_a_form_that_could_put_a_text_into_the_answer_is_refused_by_its_name(
+    make_app: Make, fake_client: FakeClient, path: str, body: dict[str, object], field: str, mode: str
+) -> None:
+    response = post(make_app(prompt_validator=mode), path, body)
+    assert response.status_code in (400, 422)
+    assert told(path, body, response).startswith(f"Invalid prompt: {field} is not taken here")
+    assert fake_client.submits == []
+
+
+def test_every_member_that_asks_for_a_form_is_refused() -> None:
+    assert StructuredBody.model_fields.keys() == {
+        field for path, _body, field in FORMS if path == "/v1/chat/completions"
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", formed(response_format={"type": "text"})),
+        ("/v1/chat/completions", formed(response_format={"type": "json_object", "json_schema": None})),
+        ("/v1/chat/completions", formed(response_format=None, guided_choice=None, tools=[])),
+        ("/v1/completions", completed(response_format={"type": "json_object"})),
+        ("/v1/responses", responded(type="text")),
+        ("/v1/responses", responded(type="json_object")),
+        ("/v1/responses", {"model": "mock", "input": "fine", "text": {"verbosity": "medium"}}),
+        ("/generate", {"inputs": "fine", "parameters": {"grammar": None, "max_new_tokens": 5}}),
+    ],
+)
+def test_a_form_without_a_text_of_the_caller_is_taken(
+    make_app: Make, fake_client: FakeClient, path: str, body: dict[str, object]
+) -> None:
+    assert post(make_app(prompt_validator="reject"), path, body).status_code == 200
+    assert len(fake_client.submits) == 1
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + '"fine"' + "]" * depth
+
+
+@pytest.mark.parametrize("mode", ["reject", "strip"])
+@pytest.mark.parametrize("depth", [9, 100, 600, 900, 960])
+def test_a_prompt_that_is_nested_deep_is_refused_and_no_fault_of_the_server(
+    make_app: Make, fake_client: FakeClient, depth: int, mode: str
+) -> None:
+    for path, name in (("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")):
+        raw = f'{{"model": "mock", "{name}": {nested(depth)}}}'
+        headers = {"Content-Type": "application/json"}
+        response = make_app(prompt_validator=mode).test_client().post(path, data=raw, headers=headers)
+        assert response.status_code == 400
+        message = response.get_json()["error"]["message"]
+        assert message.startswith("Invalid prompt: ") and len(message) < 200
+    assert fake_client.submits == []
+
+
+def test_the_deepest_conversation_that_a_route_takes_is_not_nested_too_deep(make_app: Make) -> None:
+    app = make_app(prompt_validator="reject")
+    assert post(app, "/v1/chat/completions", chat([{"type": "text", "text": "fine"}])).status_code == 200
+
+
+def test_what_cannot_be_written_again_for_its_depth_is_refused(make_app: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(value: object) -> str:
+        raise RecursionError
+
+    app = make_app(prompt_validator="strip")
+    monkeypatch.setattr("inference_api.server.prompt_validator.json", SimpleNamespace(dumps=fail))
+    raw = b'{"text": "fine"}'
+    response = app.test_client().post("/inference/mock", data=raw, content_type="application/json")
+    assert response.status_code == 400
+    assert b"nested too deep" in response.data
+
+
+@pytest.mark.parametrize("name", ["x" * 1000, "\ud800" * 300])
+def test_a_members_name_is_told_cut_short(make_app: Make, name: str) -> None:
+    body = chat("fine", messages=[message("fine", **{name: 1})])
+    response = post(make_app(prompt_validator="reject"), "/v1/chat/completions", body)
+    text = told("/v1/chat/completions", body, response)
+    assert response.status_code == 400
+    assert text.startswith("Invalid prompt: messages[0].") and len(text) < 200
+    assert len(response.data) < 500
 
 
 @pytest.mark.parametrize("raw", ['{"text": "#", "text": "fine"}', "{", '"#"', "\ufeff{}"])

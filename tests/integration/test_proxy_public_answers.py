@@ -1,0 +1,117 @@
+"""Check on the real proxy process that strangers who do not read a public page hold nothing of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.echo_upstream import Exchange, ScriptedUpstream
+from tests.integration.proxy_process import ProxyProcess, RawClient, seconds_since
+from tests.integration.service import wait_for
+
+NUM_STRANGERS = 5
+DEADLINE_SECONDS = 2.0
+MAX_BYTES = 4 * 2**20
+PAGE = bytes(range(256)) * 8192  # 2 MiB, more than the kernel takes for a client that does not read
+ASK = "GET /docs HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def shared_upstream() -> Iterator[ScriptedUpstream]:
+    with ScriptedUpstream() as running:
+        yield running
+
+
+@pytest.fixture
+def upstream(shared_upstream: ScriptedUpstream) -> Iterator[ScriptedUpstream]:
+    yield shared_upstream
+    shared_upstream.close_exchanges()
+
+
+@pytest.fixture(scope="module")
+def proxy(shared_upstream: ScriptedUpstream) -> Iterator[ProxyProcess]:
+    settings = {
+        "PROXY_BODY_DEADLINE_SECONDS": str(DEADLINE_SECONDS),
+        "PROXY_MAX_BUFFERED_ANSWER_BYTES": str(MAX_BYTES),
+    }
+    with ProxyProcess(shared_upstream.port, **settings) as running:
+        yield running
+
+
+def send_page(exchange: Exchange, *, chunked: bool) -> None:
+    """Answer with the page and leave the connection open."""
+    if chunked:
+        exchange.start_stream("text/html")
+        exchange.send_chunk(PAGE)
+        exchange.send_chunk(b"")
+    else:
+        exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(PAGE) + PAGE)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_strangers_who_do_not_read_hold_no_upstream_connection_and_get_the_whole_page_later(
+    proxy: ProxyProcess, upstream: ScriptedUpstream, chunked: bool
+) -> None:
+    with contextlib.ExitStack() as strangers:
+        clients = []
+        for _ in range(NUM_STRANGERS):
+            clients.append(strangers.enter_context(RawClient(proxy.port, receive_buffer_bytes=4096)))
+            clients[-1].send(ASK)
+            exchange = upstream.accept()
+            send_page(exchange, chunked=chunked)
+            assert exchange.seconds_until_closed() < DEADLINE_SECONDS / 2
+        status, headers, body = clients[-1].read_answer()
+        assert (status, headers["content-length"], body) == (200, str(len(PAGE)), PAGE)
+
+
+def drip(client: RawClient, seconds: float) -> None:
+    """Read 2 KiB at a time, with a rest after each, until the time is over or the connection."""
+    started = time.monotonic()
+    while seconds_since(started) < seconds:
+        assert client.sock.recv(2048)
+        time.sleep(0.02)
+
+
+def test_a_stranger_who_drips_is_cut_and_told_of(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    with RawClient(proxy.port, receive_buffer_bytes=4096) as client:
+        client.send(ASK)
+        send_page(upstream.accept(), chunked=False)
+        started = time.monotonic()
+        with pytest.raises(ConnectionResetError):
+            drip(client, 4 * DEADLINE_SECONDS)
+        assert seconds_since(started) > DEADLINE_SECONDS * 0.9
+    wait_for(lambda: any(line.endswith(" cut_reason=write_overdue") for line in proxy.lines), 2.0, "a reason")
+
+
+def test_a_page_that_breaks_off_or_is_too_large_is_a_502(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    with RawClient(proxy.port) as client:
+        client.send(ASK)
+        exchange = upstream.accept()
+        exchange.start_stream("text/html")
+        exchange.send_chunk(b"half")
+        exchange.close()
+        status, headers, _body = client.read_answer()
+        assert (status, headers["x-error-code"]) == (502, "upstream_broken")
+        client.send(ASK)
+        exchange = upstream.accept()
+        with contextlib.suppress(OSError):
+            exchange.answer(bytes(MAX_BYTES + 1), content_type="text/html")
+        status, headers, _body = client.read_answer()
+        assert (status, headers["x-error-code"]) == (502, "upstream_too_large")
+
+
+def test_the_head_of_a_page_says_its_length_and_the_connection_serves_on(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    with RawClient(proxy.port) as client:
+        client.send(ASK.replace("GET", "HEAD") + ASK)
+        exchange = upstream.accept()
+        exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(PAGE))
+        assert exchange.seconds_until_closed() < DEADLINE_SECONDS / 2
+        status, headers = client.read_head()
+        assert (status, headers["content-length"]) == (200, str(len(PAGE)))
+        send_page(upstream.accept(), chunked=False)
+        assert client.read_answer()[2] == PAGE

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import statistics
 import sys
 import time
 
 import torch
 
-from benches.figures import median
 from benches.real_model import prepare_image
 from benches.row_steps import FILL_TOKENS, GREEDY, execute, unlike_ids
 from inference_api.backend.engines import fused, transformers
@@ -122,7 +122,7 @@ def _compare_prefill(rows: dict[str, Rows], size: Size) -> dict[str, float]:
             taken = those.prefill(size.prompt_tokens)
             if turn:  # the first allocates
                 seconds[name].append(taken)
-    return {name: round(size.prompt_tokens / median(taken, 6), 1) for name, taken in seconds.items()}
+    return {name: round(size.prompt_tokens / statistics.median(taken), 1) for name, taken in seconds.items()}
 
 
 def _compare_steps(rows: dict[str, Rows], num_rows: int, steps: int) -> dict[str, float]:
@@ -132,7 +132,7 @@ def _compare_steps(rows: dict[str, Rows], num_rows: int, steps: int) -> dict[str
             taken = those.decode(num_rows)
             if turn:
                 seconds[name].append(taken)
-    figures = {name: round(1000 * median(taken, 6), 1) for name, taken in seconds.items()}
+    figures = {name: round(1000 * statistics.median(taken), 1) for name, taken in seconds.items()}
     print(f"{num_rows} rows: {figures}", file=sys.stderr)
     return figures
 

@@ -8,12 +8,13 @@ last. Knows engines and parameters; nothing of HTTP.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benches.figures import median, table
+from benches.figures import table
 from benches.quality import text_windows
 from benches.real_model import prepare_image
 from benches.row_steps import GREEDY, execute, fill
@@ -118,7 +119,7 @@ def _step_seconds(engine: Engine, texts: Sequence[Sequence[int]], params: Sampli
 
 def _figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     """Return each rule's median and fastest step in milliseconds, and what they are over those of greedy steps."""
-    medians = {rule: median(taken, 6) for rule, taken in seconds.items()}
+    medians = {rule: statistics.median(taken) for rule, taken in seconds.items()}
     fastest = {rule: min(taken) for rule, taken in seconds.items()}
     return {
         rule: {

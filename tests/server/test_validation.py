@@ -195,9 +195,11 @@ def test_any_json_object_makes_a_request_within_the_bounds_or_a_400(members: dic
     for field in NATIVE_FIELDS:
         value = getattr(request, field.name)
         assert value is None or type(value) is field.kind
-        numbers = value.values() if isinstance(value, dict) else [value]
-        assert not field.bounds or value is None or all(field.bounds[0] <= n <= field.bounds[1] for n in numbers)
-        ids = value if isinstance(value, list | dict) else []
+        bounded: list[Any] = list(value.values()) if isinstance(value, dict) else [value]
+        if field.entry is str:
+            bounded = [len(entry) for entry in getattr(request, field.name) or []]
+        assert not field.bounds or value is None or all(field.bounds[0] <= n <= field.bounds[1] for n in bounded)
+        ids = value if isinstance(value, list | dict) and field.entry is not str else []
         assert all(0 <= token_id < _LIMITS.vocab_size for token_id in ids)
         str(value).encode("utf-8")
 

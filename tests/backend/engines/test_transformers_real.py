@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.backend.engines.allocations import Allocations
 
 pytestmark = [pytest.mark.torch, pytest.mark.model, pytest.mark.filterwarnings("default")]
 
-NUM_TOKENS = 8
+NUM_TOKENS = 6
 NEAR_TIE = 1e-3
 PROMPTS = [
     "The capital of France is",
@@ -83,12 +82,12 @@ def test_greedy_ids_equal_generate_alone_and_with_31_neighbours(engine, referenc
     for job in alone:
         tiny.drive(engine, [job], 64)
     assert near_ties(reference, alone, wanted[:3]) == 0
-    repeated = [index for _ in range(4) for index in range(len(prompts))]
+    repeated = [index for _ in range(3) for index in range(len(prompts))]
     jobs = [
-        tiny.Job(prompts[index], NUM_TOKENS - (3 * turn) % 7, arrival=turn // 4) for turn, index in enumerate(repeated)
+        tiny.Job(prompts[index], NUM_TOKENS - (3 * turn) % 5, arrival=turn // 8) for turn, index in enumerate(repeated)
     ]
     tiny.drive(engine, jobs, 7)
-    # 08: at most 1 % of requests; of 44 that is none.
+    # 08: at most 1 % of requests; of 33 that is none.
     assert near_ties(reference, jobs, [wanted[index] for index in repeated]) == 0
 
 
@@ -107,26 +106,15 @@ def test_what_the_image_says_it_needs_is_what_the_engine_holds(engine, image):
     assert required_bytes(image, 32, 1280) == engine.info.weight_bytes + engine.info.kv_bytes
 
 
-def decode_step(engine, num_rows: int, position: int) -> float:
-    """Decode one token a row at `position`; return the seconds."""
+def decode_step(engine, num_rows: int, position: int) -> None:
+    """Decode one token a row at `position`."""
     for row in range(num_rows):
         engine._lengths.computed[row] = position
     plans = tuple(RowPlan(row, position, (5,), SampleSpec(tiny.GREEDY, 0, position + 1)) for row in range(num_rows))
-    began = time.perf_counter()
-    result = engine.execute(StepPlan(plans))
-    elapsed = time.perf_counter() - began
-    assert len(result.rows) == num_rows
-    return elapsed
+    assert len(engine.execute(StepPlan(plans)).rows) == num_rows
 
 
-def test_a_longer_context_costs_a_decode_step_no_memory_and_its_time_is_printed(engine, image, capsys):
-    lines = []
-    for num_rows in (1, 8, 32):
-        short, long = (min(decode_step(engine, num_rows, position) for _ in range(3)) for position in (63, 1023))
-        lines.append(
-            f"{num_rows} rows: {short * 1e3:.0f} ms at context 64, {long * 1e3:.0f} ms at 1,024, "
-            f"ratio {long / short:.2f}, {num_rows / short:.0f} tok/s"
-        )
+def test_a_longer_context_costs_a_decode_step_no_memory(engine, image):
     made = []
     for position in (63, 1023):
         with Allocations(image.vocab_size) as step:
@@ -140,5 +128,3 @@ def test_a_longer_context_costs_a_decode_step_no_memory_and_its_time_is_printed(
     assert {size for size in made[1].sizes if size > step_kv_bytes} == {logits_bytes}
     one_layers_cache = 32 * 1024 * image.kv_bytes_per_token // 30
     assert sum(made[1].sizes) - sum(made[0].sizes) < one_layers_cache / 8
-    with capsys.disabled():
-        print("", *lines, sep="\n")

@@ -79,7 +79,6 @@ class _Job:
 
     ids: tuple[int, ...]
     draft_ids: tuple[int, ...]
-    owner: AheadMask
     is_done: threading.Event = dataclasses.field(default_factory=threading.Event)
     failed: bool = False
     is_overdue: bool = False
@@ -199,8 +198,8 @@ class AheadMask:
     def _begin(self, ids: Sequence[int], draft_ids: tuple[int, ...]) -> _Job:
         job = self._job
         if job is None or len(job.ids) != len(ids) or job.draft_ids != draft_ids:
-            self._job = job = _Job(tuple(ids), draft_ids, self)
-            self._lane.put(job)
+            self._job = job = _Job(tuple(ids), draft_ids)
+            self._lane.put(self, job)
         return job
 
 
@@ -210,16 +209,16 @@ class _Lane:
     def __init__(self, name: str, niceness: int, tell_done: Callable[[], None] | None = None) -> None:
         self._niceness = niceness
         self._tell_done = tell_done
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[AheadMask, _Job] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._started = False
 
-    def put(self, job: _Job) -> None:
-        """Take in a job; returns at once."""
+    def put(self, mask: AheadMask, job: _Job) -> None:
+        """Take in a job of a mask; returns at once."""
         if not self._started:
             self._started = True
             self._thread.start()
-        self._jobs.put(job)
+        self._jobs.put((mask, job))
 
     def close(self) -> None:
         """End the thread after the jobs that it has."""
@@ -229,7 +228,9 @@ class _Lane:
 
     def _run(self) -> None:
         os.nice(self._niceness)  # of this thread alone: nice(2), "NPTL nonconformance"
-        while (job := self._jobs.get()) is not None:
-            job.owner.find(job)
+        while (taken := self._jobs.get()) is not None:
+            mask, job = taken
+            mask.find(job)
+            del taken, mask, job  # not kept until the next one comes
             if self._tell_done is not None:
                 self._tell_done()

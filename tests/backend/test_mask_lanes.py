@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -152,6 +154,24 @@ def test_a_mask_that_has_been_slow_is_late_until_its_bits_are_there_and_that_is_
     mask.expect([7, 8], surely=True)
     assert mask.allowed([7, 8]) == b"\2\0"
     assert inner.threads == ["masks", "slow masks"]
+
+
+@pytest.mark.usefixtures("all_are_slow")
+def test_a_mask_goes_with_its_sequence_and_is_no_garbage_to_collect(
+    lanes: MaskLanes, told: queue.SimpleQueue[None]
+) -> None:
+    inner = HeldMask()
+    left = weakref.ref(inner)
+    mask = lanes.ahead(inner)
+    gc.disable()
+    try:
+        mask.allowed([7])
+        assert mask.is_late([7, 8])
+        told.get(timeout=WAIT_SECONDS)
+        del inner, mask
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("all_are_slow")

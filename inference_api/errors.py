@@ -13,6 +13,7 @@
     │   │   └── UnknownModelError     404 a model that is not served
     │   ├── AbortedError              409 ended by DELETE
     │   │   └── ClientLeftError       nobody is there to read an answer
+    │   ├── ReaderBehindError         408 left too much of its stream unread
     │   ├── KeyReusedError            409 an idempotency key stands for another call
     │   ├── BodyTooLargeError         413
     │   └── RefusedCallError          4xx that HTTP itself asks for, such as 405
@@ -116,6 +117,13 @@ class ClientLeftError(AbortedError):
     """End a request whose client has sent FIN: nothing is written to it any more."""
 
     code = "client_left"
+
+
+class ReaderBehindError(RequestError):
+    """Cut a stream whose reader leaves more logprobs unread than may wait; its head has told another status by then."""
+
+    code = "reader_behind"
+    status = 408
 
 
 class KeyReusedError(RequestError):

@@ -125,13 +125,15 @@ class Supervisor:
             self._start_front(name)
 
     def _watch_signals(self) -> None:
-        """Turn SIGTERM and SIGINT into selector events; the handlers themselves do nothing."""
+        """Turn signals into selector events; the handlers themselves do nothing."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         reader.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, _ignore)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) leaves it
+            signal.signal(signal.SIGHUP, _ignore)
         self._selector.register(reader, selectors.EVENT_READ, lambda: self._take_signals(reader.recv(64)))
         self._cleanup.callback(writer.close)
         self._cleanup.callback(reader.close)
@@ -139,7 +141,7 @@ class Supervisor:
 
     def _take_signals(self, numbers: bytes) -> None:
         for number in numbers:
-            if number == signal.SIGTERM:
+            if number in (signal.SIGTERM, signal.SIGHUP):
                 self._drain(self._settings.grace_seconds)
             elif number == signal.SIGINT:
                 self._drain(0.0)

@@ -21,7 +21,7 @@ from proxy.open_calls import OpenCalls
 from proxy.policy import KeyPlace, PolicyFault, StrictPolicy, read_policy
 from proxy.published_keys import PublishedKeys, fetch_published
 from proxy.revocation import parse_revocations
-from proxy.watched_file import WatchedFile
+from proxy.watched_file import Refreshed, WatchedFile, read_bounded
 
 # Room for the largest set of keys; reading more would only hold up the requests.
 _MAX_FILE_BYTES = 256 * 1024
@@ -96,8 +96,8 @@ class Access:
     @property
     def watched(self) -> Sequence[Sequence[Refreshed]]:
         """List what to refresh, a greenlet for each group: a slow issuer must not hold up the files."""
-        files = [Refreshed(self._refresh_files)]
-        return [files] if self._rules is None else [files, [Refreshed(self._refresh_published)]]
+        files = [RefreshedBy(self._refresh_files)]
+        return [files] if self._rules is None else [files, [RefreshedBy(self._refresh_published)]]
 
     @property
     def published_fault(self) -> FileFault | None:
@@ -133,8 +133,7 @@ class Access:
         if rules is None or rules.published is None or not rules.published.refresh():
             return False
         # The policy may have changed while this greenlet waited for the issuer: what came belongs to the new one too.
-        if self._rules is not None and self._rules.published is rules.published:
-            self._adopt(self._rules)
+        self._adopt(self._rules or rules)
         return True
 
     def _adopt(self, rules: _Rules) -> None:
@@ -152,7 +151,8 @@ class Access:
             return _Rules(policy, own_keys)
         if place.file:
             try:
-                return _Rules(policy, own_keys, key_file=_watch(file.parent / place.file, read_key_file))
+                key_file = _watch(file.parent / place.file, read_key_file, is_pure=True)
+                return _Rules(policy, own_keys, key_file=key_file)
             except FileFault as fault:
                 self._awaits_key_file = True
                 raise located.fault(str(file), PolicyFault(str(fault), _place_of(located))) from None
@@ -170,8 +170,8 @@ class Access:
         return _Rules(policy, own_keys, published=published)
 
 
-class Refreshed:
-    """Give a function the form of a watched file."""
+class RefreshedBy:
+    """Give a function the form of what is watched."""
 
     def __init__(self, refresh: Callable[[], bool]) -> None:
         """Take what is called every few seconds."""
@@ -209,10 +209,10 @@ def _parse_object(raw: bytes, file: Path) -> LocatedJson:
 
 def _check_readable(ca_file: str, file: str, located: LocatedJson) -> None:
     try:
-        with open(ca_file, "rb"):
-            pass
-    except OSError as fault:
-        raise located.fault(file, PolicyFault(f"cannot be read ({fault.strerror})", ("jwks_ca_file",))) from None
+        read_bounded(Path(ca_file))
+    except (OSError, FileFault) as fault:
+        what = f"cannot be read ({fault.strerror})" if isinstance(fault, OSError) else str(fault)
+        raise located.fault(file, PolicyFault(what, ("jwks_ca_file",))) from None
 
 
 def _place_of(located: LocatedJson) -> tuple[str]:

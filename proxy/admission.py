@@ -144,8 +144,6 @@ class Admitter:
 
 
 def _rebuild_query(query: str) -> str:
-    if not query:
-        return ""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MAX_QUERY_PAIRS)
     except ValueError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -30,16 +29,28 @@ from proxy.error_bodies import refusal_body
 from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
 from proxy.headers import AnswerFault, answer_headers, identity_headers, upstream_headers, valid_request_id
 from proxy.limits import CallLimits, LimitHeaders, open_tenants, redis_client
+from proxy.logs import TRANSACTION_LOGGER
 from proxy.open_calls import CallRevoked
 from proxy.routes import RouteTable
 from proxy.shared_bodies import SharedBodies
 from proxy.trace_context import TRACEPARENT_HEADER, Trace, continue_trace
-from proxy.transaction import JsonTransactionFormatter, Transaction
+from proxy.transaction import Transaction
 from proxy.worker import AnswerBroken
 
 _STATS_MEMBER = "__stats"
 _MAX_STATS_ANSWER_BYTES = 1024 * 1024
 _PUBLIC_TEXT = "text/plain"
+
+
+class RoutelessFlask(Flask):
+    """Leave every path to the route table of the core.
+
+    Flask's router would add redirects, OPTIONS and its own 404 page. A request that it finds no route for keeps an
+    exception in a cycle of some hundred objects, and to collect those of thousands of requests stops all others.
+    """
+
+    def create_url_adapter(self, _request: Any) -> None:
+        """Return none, which makes Flask route nothing."""
 
 
 class RelayedResponse(Response):
@@ -59,10 +70,9 @@ def create_app(settings: Settings, now: Callable[[], float] = time.time) -> Flas
     tenants = open_tenants(settings)
     limits = CallLimits(lambda: tenants.value, settings.num_proxies, redis_client(settings))
     door = Door(settings, access, limits, now)
-    app = Flask("proxy", static_folder=None)
+    app = RoutelessFlask("proxy", static_folder=None)
     # An unexpected exception leaves through the worker, which answers JSON and logs; Flask would write an HTML page.
     app.config["PROPAGATE_EXCEPTIONS"] = True
-    # The route table of the core is the only one: Flask's router would add redirects, OPTIONS and its own 404 page.
     app.before_request(lambda: door.answer(request.environ))
     app.extensions["watched"] = [*access.watched, [tenants], [limits.windows]]
     return app
@@ -90,7 +100,7 @@ class Door:
             read_timeout=settings.upstream_timeout_seconds,
         )
         self._public_bodies = SharedBodies()
-        self._logger = _transaction_logger(settings.log_format)
+        self._logger = logging.getLogger(TRANSACTION_LOGGER)
 
     def answer(self, environ: Mapping[str, Any]) -> Response:
         """Answer one request; every way out writes one transaction line when the request has ended."""
@@ -262,15 +272,3 @@ def _upstream_error(answer: UpstreamAnswer) -> Refusal:
     retry_after = answer.header("Retry-After")
     headers = {"Retry-After": retry_after} if retry_after.isdigit() else {}
     return Refusal(answer.status, "upstream_error", f"Inference server answered {answer.status}.", headers)
-
-
-def _transaction_logger(log_format: str) -> logging.Logger:
-    logger = logging.getLogger("proxy.transaction")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stdout)
-        text = logging.Formatter("%(message)s")
-        handler.setFormatter(JsonTransactionFormatter() if log_format == "json" else text)
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    return logger

@@ -50,11 +50,11 @@ def parse_bearer(authorization_header: str) -> str:
     if "," in authorization_header:
         # Repeated fields are joined with commas (RFC 9110 section 5.3); no compact JWT contains one.
         raise AuthError("two_credentials", "Exactly one Authorization header is allowed.", status=400)
-    scheme, space, rest = authorization_header.partition(" ")
+    scheme, _, rest = authorization_header.partition(" ")
     if scheme.lower() != "bearer":
         shown = re.sub(r"[^\x21-\x7e]", "?", scheme)[:_MAX_SHOWN_SCHEME]
         raise AuthError("wrong_scheme", f"Authorization scheme was '{shown}' instead of bearer")
-    if not space or not rest or rest.startswith((" ", "\t")):
+    if not rest or rest.startswith((" ", "\t")):
         raise AuthError("bearer_malformed", "Authorization must be 'Bearer', one space and a JWT.")
     return rest
 

@@ -98,9 +98,9 @@ def _number(payload: Mapping[str, Any], name: str) -> float | None:
 
 
 def _revocation_id(payload: Mapping[str, Any]) -> str | None:
-    value = payload.get("jti", payload.get("token_id"))
-    if value is None and "jti" not in payload and "token_id" not in payload:
+    if "jti" not in payload and "token_id" not in payload:
         return None
+    value = payload.get("jti", payload.get("token_id"))
     if not isinstance(value, str) or _REVOCATION_ID.fullmatch(value) is None:
         raise AuthError("jwt_id", "JWT id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
     if payload.get("token_id", value) != value:
@@ -121,6 +121,7 @@ def _quotas(payload: Mapping[str, Any], most: int) -> Mapping[str, object]:
     value = payload.get("q", {})
     if not isinstance(value, dict) or len(value) > most:
         raise AuthError("jwt_quota", "JWT quota claim must be an object of scalars.")
-    if not all(isinstance(member, str | int | float | bool) for member in value.values()):
+    # A bool is an int in Python, and a scalar.
+    if not all(isinstance(member, str | int | float) for member in value.values()):
         raise AuthError("jwt_quota", "JWT quota claim must be an object of scalars.")
     return MappingProxyType(dict(value))

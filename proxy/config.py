@@ -180,7 +180,8 @@ def _readable_file(environ: Mapping[str, str], name: str) -> Path | None:
     if not path:
         return None
     try:
-        Path(path).open("rb").close()
+        # Of a pipe, opening alone would wait for who writes to it; whoever reads the file says that it is none.
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except OSError as fault:
         raise ConfigError(f"{name}: cannot read {path} ({fault.strerror})") from None
     return Path(path)

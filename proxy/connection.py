@@ -39,6 +39,9 @@ _READ_BYTES = 65536
 _MAX_READ_AHEAD_BYTES = 65536
 _LINGER_SECONDS = 1.0
 _GIVE_WAY_BYTES = 262144
+# Any time: a sleep of none only goes behind what is ready to run, and the loop looks at its sockets once in fifty of
+# these (gevent's _ffi/loop.py, CALLBACK_CHECK_COUNT). A timer it comes to after it has looked.
+_SOON_SECONDS = 1e-6
 # What the kernel keeps of an answer for a client that does not read; it doubles the number (socket(7)). Left alone, the
 # buffer grows to megabytes a connection, which thousands of such clients could take from everybody.
 _SEND_BUFFER_BYTES = 65536
@@ -136,6 +139,8 @@ class ClientConnection:
         if self.linger and not self.left:
             util.close_graceful(self._sock, timeout=_LINGER_SECONDS)
         self._sock.close()
+        # The request knows this connection: without the cycle both go at once, not when garbage is collected.
+        self._request = None
 
     # What the worker calls.
 
@@ -262,9 +267,14 @@ class ClientConnection:
     def _read_in_time(self, size: int) -> bytes:
         while True:
             try:
-                return bytes(self._sock.recv(size))
+                data = bytes(self._sock.recv(size))
             except BlockingIOError:
                 remaining = self._pace.remaining(self._now())
+            else:
+                # A client that sends as fast as it is read never makes this greenlet wait, and a body in small chunks
+                # takes a thousand times longer to read than to receive.
+                give_way()
+                return data
             if remaining > 0:
                 self._wait(wait_read, remaining)
             elif self._pace.rule is self._deadlines.head and self._pace.num_bytes == 0:
@@ -307,7 +317,7 @@ class ClientConnection:
         self._num_bytes_in_a_row += num_sent
         if self._num_bytes_in_a_row >= _GIVE_WAY_BYTES:
             self._num_bytes_in_a_row = 0
-            gevent.sleep(0)
+            give_way()
 
     def _read_ahead(self) -> None:
         try:
@@ -347,3 +357,8 @@ class ClientConnection:
         if self._watcher is not None:
             self._watcher.kill()
             self._watcher = None
+
+
+def give_way() -> None:
+    """Let the greenlets run whose sockets are ready, then go on."""
+    gevent.sleep(_SOON_SECONDS)

@@ -26,6 +26,7 @@ from proxy.chunks import ChunkFault, ChunkRelay, FramedBytes
 _READ_BYTES = 65536
 _EVENT_READ = 1  # libev's EV_READ
 _RETRY_AFTER_SECONDS = "1"
+_PLAIN_CODINGS = frozenset({"", "identity"})
 _BODILESS_STATUSES = frozenset({204, 304})
 # RFC 9112 sections 4 and 5, RFC 9110 sections 5.1 and 5.5: a status line, a field, or the end; no fold, no lone LF.
 _HEAD_LINE = re.compile(rb"(?:(?:HTTP/1\.[01] |[!#$%&'*+.^_`|~0-9A-Za-z-]+:)[\t\x20-\x7e\x80-\xff]*)?\r\n|")
@@ -53,6 +54,10 @@ class UpstreamAnswer:
         if not self.bodiless and not chunked and self.length is None:
             self.close()
             raise Refusal(502, "upstream_framing", "Inference server sent an answer without a length.")
+        # RFC 9112 section 6.3: two framings are an error. A coding nobody asked for would reach the client unnamed.
+        if (chunked and self.header("Content-Length")) or self.header("Content-Encoding").lower() not in _PLAIN_CODINGS:
+            self.close()
+            raise Refusal(502, "upstream_framing", "Inference server sent an answer that cannot be passed on.")
 
     def header(self, name: str) -> str:
         """Return one header's value or an empty string."""

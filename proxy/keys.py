@@ -160,8 +160,8 @@ def _has_roca_fingerprint(modulus: int) -> bool:
 
 
 def _powers_modulo(prime: int) -> set[int]:
-    powers = {1}
-    power = _ROCA_GENERATOR % prime
+    powers: set[int] = set()
+    power = 1
     while power not in powers:
         powers.add(power)
         power = power * _ROCA_GENERATOR % prime

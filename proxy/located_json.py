@@ -33,7 +33,6 @@ class MemberFault(ValueError):
 
     def __init__(self, what: str, path: MemberPath = ()) -> None:
         super().__init__(f"{dotted(path)}: {what}" if path else what)
-        self.what = what
         self.path = path
 
 

@@ -53,7 +53,7 @@ class KeyPlace:
     file: str = ""
     url: str = ""
     ca_file: str = ""
-    """Certificates that the URL's host is checked against; the system's own list if empty."""
+    """Certificates that the URL's host is checked against; the list that `requests` comes with if empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
-        valid = parts.port != 0 and bool(host) and parts.username is None and not parts.fragment
+        # A fragment is no matter of these parts: `_URL` knows no "#".
+        valid = parts.port != 0 and bool(host) and parts.username is None
     except ValueError:
         valid, parts, host = False, urlsplit(""), ""
     if not valid or _URL.fullmatch(url) is None:

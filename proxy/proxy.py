@@ -8,6 +8,7 @@ talk to the network are imported in the worker, after gevent has patched the soc
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import resource
 import signal
@@ -23,12 +24,30 @@ if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == _FOLDE
     sys.path[0] = str(_FOLDER.parent)
 
 from gunicorn.app.base import BaseApplication  # noqa: E402
+from gunicorn.arbiter import Arbiter  # noqa: E402
 
 from proxy.access import Access, AccessFiles  # noqa: E402
 from proxy.config import ConfigError, Settings, process_environment, read_settings  # noqa: E402
 from proxy.limits import open_tenants  # noqa: E402
 from proxy.located_json import FileFault, MemberFault  # noqa: E402
+from proxy.logs import START_LOGGER, GunicornLog, set_up_logging  # noqa: E402
 from proxy.routes import RouteFault, RouteTable  # noqa: E402
+
+START_FAULTS = (ConfigError, FileFault, MemberFault, RouteFault)
+"""What stops a start, in one line that names the setting or the file."""
+
+
+class ProxyArbiter(Arbiter):  # type: ignore[misc]
+    """gunicorn's arbiter, which would end with a new worker that cannot start."""
+
+    def handle_hup(self) -> None:
+        """Renew the worker on SIGHUP, unless a file that is wrong by now would stop the new one."""
+        try:
+            check_start(self.app.settings)
+        except START_FAULTS as fault:
+            self.log.error("%s; the worker is not renewed", fault)
+        else:
+            super().handle_hup()
 
 
 class ProxyApplication(BaseApplication):  # type: ignore[misc]
@@ -52,19 +71,24 @@ class ProxyApplication(BaseApplication):  # type: ignore[misc]
 
         return create_app(self.settings)
 
+    def run(self) -> None:
+        """Serve until a signal ends it; exits the process."""
+        ProxyArbiter(self).run()
+
 
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
     """List gunicorn's options for these settings."""
+    told = logging.getLogger(START_LOGGER)
 
     def announce(arbiter: Any) -> None:
         """Say where the proxy listens, once it does."""
         port = arbiter.LISTENERS[0].sock.getsockname()[1]
-        print(f"http server is starting on {settings.bind} port {port}", flush=True)
-        print(f"http server is running as reverse proxy to {settings.upstream_url}", flush=True)
+        told.info("http server is starting on %s port %d", settings.bind, port)
+        told.info("http server is running as reverse proxy to %s", settings.upstream_url)
 
     def say_goodbye(_arbiter: Any) -> None:
         """Say that it has ended."""
-        print("http server stopped.", flush=True)
+        told.info("http server stopped.")
 
     return {
         "workers": 1,
@@ -83,6 +107,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "secure_scheme_headers": {},
         "header_map": "drop",
         "control_socket_disable": True,
+        "logger_class": GunicornLog,
         "loglevel": "warning",
         "when_ready": announce,
         "on_exit": say_goodbye,
@@ -171,11 +196,12 @@ def main(arguments: list[str] | None = None) -> int:
         if options.check:
             return 0
         listen_fd = bind_listener(settings).detach() if options.fd is None else options.fd
-    except (ConfigError, FileFault, MemberFault, RouteFault) as fault:
+    except START_FAULTS as fault:
         print(f"ERROR: {fault}", file=sys.stderr)
         return 1
+    set_up_logging(settings.log_format)
     for warning in settings.warnings:
-        print(f"WARNING: {warning}", file=sys.stderr, flush=True)
+        logging.getLogger("proxy").warning("%s", warning)
     raise_descriptor_limit()
     hold_sigterm_over_forks()
     ProxyApplication(settings, listen_fd).run()

@@ -70,8 +70,7 @@ class PublishedKeys:
         self.keys: KeySet = {}
         self._fetch = fetch
         self._now = now
-        self._due_at = now()
-        self._tried_at: float | None = None
+        self._due_at = self._tried_at = now()
         self._good_at: float | None = None
         self._unknown_asked = False
         self._told: str | None = None
@@ -102,7 +101,7 @@ class PublishedKeys:
         return self.keys is not before
 
     def _may_retry(self, now: float) -> bool:
-        return self._tried_at is None or now - self._tried_at >= RETRY_SECONDS
+        return now - self._tried_at >= RETRY_SECONDS
 
     def _take(self) -> None:
         try:

@@ -8,6 +8,7 @@ each proxy's clock, and shortens a list that two bearers see with two limits. It
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import gevent
 import redis
@@ -19,6 +20,8 @@ from proxy.counted_windows import CountedWindow, CountUnavailable, WindowState
 
 BUDGET_SECONDS = 0.05
 _MAX_CONNECTIONS = 8
+# Of one answer; the script's longest has a few hundred.
+_MAX_ANSWER_BYTES = 16384
 _PROBE = CountedWindow("probe", 1_000_000, 1)
 _MICROSECONDS = 1_000_000
 _PREFIX = "inference_api:window:"
@@ -65,6 +68,45 @@ class WrongAnswer(Exception):
     """Tell that Redis answered something that this script cannot have said."""
 
 
+class BoundedAnswers:
+    """Stand in for the socket of a connection to Redis: an answer without an end is no answer.
+
+    The client library reads on while there is something to read, and a read that need not wait gives way to no timer:
+    the budget alone would not end it.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        """Take over a connected socket."""
+        self._sock = sock
+        self._num_bytes = 0
+
+    def sendall(self, data: bytes) -> None:
+        """Send a command; its answer begins."""
+        self._num_bytes = 0
+        self._sock.sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        """Read some of an answer; raise WrongAnswer when it has become too long."""
+        data: bytes = self._sock.recv(size)
+        self._num_bytes += len(data)
+        if self._num_bytes > _MAX_ANSWER_BYTES:
+            raise WrongAnswer
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+class _TcpConnection(redis.Connection):
+    def _connect(self) -> Any:
+        return BoundedAnswers(super()._connect())  # type: ignore[no-untyped-call]
+
+
+class _UnixConnection(redis.UnixDomainSocketConnection):
+    def _connect(self) -> Any:
+        return BoundedAnswers(super()._connect())  # type: ignore[no-untyped-call]
+
+
 class RedisWindows:
     """Count in one Redis through a few connections; after a fault the object is closed and another one made."""
 
@@ -74,6 +116,7 @@ class RedisWindows:
         # RESP2 and no driver's name: each costs a new connection another exchange. No retries: the budget has none.
         self._pool = redis.BlockingConnectionPool.from_url(
             url,
+            connection_class=_UnixConnection if url.startswith("unix:") else _TcpConnection,
             max_connections=_MAX_CONNECTIONS,
             timeout=budget_seconds,
             socket_timeout=budget_seconds,

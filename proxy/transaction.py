@@ -1,4 +1,4 @@
-"""Own the one log line of a forwarded or refused request, as text or as a JSON object.
+"""Own the one log line of a forwarded or refused request: its text, and the values of its JSON object.
 
 Pure but for the logger it is given. It knows which values may be logged: path, address, status, tenant, bearer id, the
 server's statistics, the duration, the trace. No prompt, header, query or JWT ever reaches it; every value is escaped.
@@ -6,7 +6,6 @@ server's statistics, the duration, the trace. No prompt, header, query or JWT ev
 
 from __future__ import annotations
 
-import datetime
 import json
 import logging
 from collections.abc import Callable
@@ -61,7 +60,8 @@ class Transaction:
             self.trace_id,
             f" cut_reason={cut_reason}" if cut_reason else "",
             extra={
-                "transaction": {
+                "fields": {
+                    "message": "transaction",
                     "path": self.path[:_MAX_VALUE],
                     "client_address": self.client_address,
                     "status_code": status_code,
@@ -73,17 +73,6 @@ class Transaction:
                 }
             },
         )
-
-
-class JsonTransactionFormatter(logging.Formatter):
-    """Write a transaction as one line of ASCII JSON, under the names of the text line; numbers stay numbers."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line; what is unknown is null."""
-        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
-        values: dict[str, object] = getattr(record, "transaction", {"message": record.getMessage()})
-        head = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "process": "proxy"}
-        return json.dumps({**head, "message": "transaction", **values})
 
 
 def _compact(value: object) -> str:

@@ -13,10 +13,12 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import gevent
 from gevent.event import Event
+
+from proxy.located_json import FileFault
 
 WATCH_SECONDS = 2.0
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -41,7 +43,7 @@ class WatchedFile(Generic[Value]):
         *,
         is_pure: bool = False,
     ) -> None:
-        """Read the file (blocking); raise OSError if that cannot be, ValueError as `read` does.
+        """Read the file (blocking); raise OSError if that cannot be, FileFault for no file, ValueError as `read` does.
 
         `is_pure` says that `read` touches nothing but its argument: a large file is then read anew in a thread.
         `on_change` is called with each value after this first one; `now` gives Unix seconds, as file times are.
@@ -117,33 +119,40 @@ class WatchedFile(Generic[Value]):
 
 
 def read_bounded(path: Path) -> bytes:
-    """Read a regular file whole (blocking); raise OSError, or ValueError when it is none or over MAX_FILE_BYTES."""
+    """Read a regular file whole (blocking); raise OSError, or FileFault when it is none or over MAX_FILE_BYTES."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path}: is not a regular file")
+            raise FileFault(f"{path}: is not a regular file")
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:
-        raise ValueError(f"{path}: is larger than {MAX_FILE_BYTES} bytes")
+        raise FileFault(f"{path}: is larger than {MAX_FILE_BYTES} bytes")
     return raw
 
 
-def watch_files(files: Sequence[WatchedFile[Any]]) -> gevent.Greenlet:
-    """Look at the files every 2 s in a greenlet of its own, until that is killed or the process ends."""
+class Refreshed(Protocol):
+    """What is looked at every few seconds: a file, keys that are published, Redis."""
+
+    def refresh(self) -> bool:
+        """Take over what is new; say whether anything was."""
+
+
+def watch_files(group: Sequence[Refreshed]) -> gevent.Greenlet:
+    """Look at all of a group every 2 s in a greenlet of its own, until that is killed or the process ends."""
 
     never = Event()
 
     def watch() -> None:
         while not never.wait(WATCH_SECONDS):
-            for file in files:
-                refresh_safely(file)
+            for refreshed in group:
+                refresh_safely(refreshed)
 
     return gevent.spawn(watch)
 
 
-def refresh_safely(file: WatchedFile[Any]) -> None:
-    """Refresh a file; a defect of its reader is logged and must not end the watching of the others."""
+def refresh_safely(refreshed: Refreshed) -> None:
+    """Refresh one of a group; a defect of it is logged and must not end the watching of the others."""
     try:
-        file.refresh()
+        refreshed.refresh()
     except Exception as fault:
-        # The type alone: the text may quote the file, which may hold a key.
-        logging.getLogger("proxy").error("a watched file could not be taken over: %s", type(fault).__name__)
+        # The type alone: the text may quote a file, which may hold a key.
+        logging.getLogger("proxy").error("what is refreshed every few seconds was not: %s", type(fault).__name__)

@@ -7,15 +7,17 @@ leaves the parsing to gunicorn. It does not know routes, bearers or the upstream
 from __future__ import annotations
 
 import contextlib
+import logging
 import resource
 import signal
 import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from types import TracebackType
 from typing import Any
 
-from gevent import GreenletExit, monkey
+from gevent import GreenletExit, get_hub, monkey
 from gevent import socket as gevent_socket
 from gevent.event import Event
 from gevent.pool import Pool
@@ -25,7 +27,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from proxy.answers import Refusal, raw_error_answer
 from proxy.chunks import FramedBytes
-from proxy.connection import ClientConnection, ClientLeft, Deadlines
+from proxy.connection import ClientConnection, ClientLeft, Deadlines, give_way
 from proxy.pace import PaceRule
 from proxy.places import Places
 from proxy.watched_file import watch_files
@@ -122,6 +124,7 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
 
     def run(self) -> None:
         """Accept until told to stop, then finish what is running within the grace."""
+        get_hub().print_exception = _tell_fault
         soft_limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         num_connections = fitting_connections(self.worker_connections, soft_limit)
         if num_connections < self.worker_connections:
@@ -209,6 +212,8 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             raise StopIteration
         self._places.wait(connection)
         connection.begin_head()
+        # Whoever sends requests without waiting for their answers must not keep the others from theirs.
+        give_way()
 
     def _answer(self, environ: dict[str, Any], response: Any) -> None:
         chunks = self.wsgi(environ, response.start_response)
@@ -246,6 +251,11 @@ def fitting_connections(wanted: int, soft_limit: int) -> int:
         return wanted
     free = soft_limit - _OWN_DESCRIPTORS
     return max(1, min(wanted, max(free // 2, free - _MAX_UPSTREAM_DESCRIPTORS)))
+
+
+def _tell_fault(_context: object, kind: type[BaseException], fault: BaseException, frames: TracebackType) -> None:
+    """Log what ended a greenlet; gevent would write its text as well, which may quote a request."""
+    logging.getLogger("proxy").error("a greenlet ended", exc_info=(kind, fault, frames))
 
 
 def _refusal_for(exc: BaseException) -> Refusal:

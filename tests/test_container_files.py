@@ -168,10 +168,24 @@ def test_every_composed_service_is_hardened_and_finds_the_same_secret() -> None:
         if "JWT_SECRET_FILE" not in service.get("environment", {}):
             assert "volumes" not in service, "nothing that is not told of the secret has its volume"
             continue
-        (mount,) = service["volumes"]
+        mount, *others = service["volumes"]
         volume, folder = mount.split(":")[:2]
         assert volume in parsed["volumes"]
-        paths.add((folder, service["environment"]["JWT_SECRET_FILE"]))
-    ((folder, secret_path),) = paths
-    assert str(Path(secret_path).parent) == folder
+        paths |= {(folder, service["environment"][key]) for key in ("JWT_SECRET_FILE", "INTERNAL_AUTH_KEY_FILE")}
+        assert all(other.endswith(":ro") for other in others)
+    assert {name for _, name in paths} == {f"{folder}/jwt_secret", f"{folder}/internal_auth_key"}
     assert all(f"{folder}\n" in (ROOT / name).read_text() for name in DOCKERFILES), "the images own the folder"
+
+
+@pytest.mark.parametrize("name", ["mock", "real"])
+def test_a_composed_service_reads_its_access_files_from_one_folder_that_is_empty_unless_it_is_named(name: str) -> None:
+    parsed = compose()
+    service = parsed["services"][name]
+    files = ("JWT_POLICY_FILE", "JWT_REVOCATION_FILE", "PROXY_TENANTS_FILE")
+    assert {key: service["environment"][key] for key in files} == {key: f"${{{key}:-}}" for key in files}
+    assert service["volumes"][1:] == ["${ACCESS_FOLDER:-access}:/access:ro"] and "access" in parsed["volumes"]
+    given = {"JWT_SECRET": "x" * 32} | dict.fromkeys(files, "")
+    settings = read_settings(given, port=0, upstream_url="http://127.0.0.1:1")
+    assert (settings.jwt_policy_file, settings.jwt_revocation_file, settings.tenants_file) == (None, None, None)
+    for page in ("containers.md", "access.md"):
+        assert "ACCESS_FOLDER" in (ROOT / "docs" / page).read_text()

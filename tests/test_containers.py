@@ -73,6 +73,32 @@ def test_the_secret_is_written_once_for_its_owner_alone_with_a_token_that_it_sig
     assert [entry.name for entry in tmp_path.iterdir()] == ["jwt_secret"]
 
 
+def test_the_key_between_proxy_and_server_is_written_too_where_it_has_a_place(tmp_path: Path) -> None:
+    secret, key = tmp_path / "jwt_secret", tmp_path / "internal_auth_key"
+    given = {"JWT_SECRET_FILE": str(secret), "INTERNAL_AUTH_KEY_FILE": str(key)}
+    assert entry("secret", **given).returncode == 0
+    written = key.read_text()
+    assert len(written.strip()) == 64 and written != secret.read_text()
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    done = entry("secret", **given)
+    assert done.returncode == 0 and key.read_text() == written
+    assert written.strip() not in done.stdout
+    absent = {"INTERNAL_AUTH_KEY_FILE": str(tmp_path / "absent" / "key")}
+    assert "INTERNAL_AUTH_KEY_FILE=" in refusal(entry("secret", **{**given, **absent}))
+
+
+@pytest.mark.parametrize("name", ["JWT_POLICY_FILE", "JWT_REVOCATION_FILE", "PROXY_TENANTS_FILE"])
+def test_an_access_file_that_is_missing_or_wrong_is_one_line_before_anything_starts(tmp_path: Path, name: str) -> None:
+    key, path = tmp_path / "key", tmp_path / "given"
+    key.write_text("k" * 32)
+    key.chmod(0o600)
+    given = {"JWT_SECRET": SECRET, "INTERNAL_AUTH_KEY_FILE": str(key), "MOCK_MODEL": "1", name: str(path)}
+    environ = {"CONTAINER_CHECKOUT": "/nonexistent", **given}
+    assert f"{name}: cannot read {path}" in refusal(entry(**environ))
+    path.write_text("{")
+    assert f"{path}" in refusal(entry(**environ))
+
+
 def test_a_secret_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "absent" / "jwt_secret"
     assert f"JWT_SECRET_FILE={path} cannot be written" in refusal(entry("secret", JWT_SECRET_FILE=str(path)))

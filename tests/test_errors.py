@@ -29,6 +29,7 @@ CODES = {
     "model_not_found": 404,
     "not_found": 404,
     "overloaded": 503,
+    "reader_behind": 408,
     "refused": 400,
     "setting_error": 500,
     "unauthenticated": 401,

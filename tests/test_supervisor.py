@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -226,6 +228,27 @@ def test_a_drain_tells_the_backend_and_waits_for_the_rows_within_the_grace(stage
     assert stage.control.sent == [Drain()]
     assert stage.timer("grace") == 30.0
     assert stage.children["gunicorn"].ends == []
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("before", "sent"), [(signal.SIG_DFL, [Drain()]), (signal.SIG_IGN, [])])
+def test_a_terminal_that_closes_begins_a_drain_unless_nohup_says_otherwise(
+    stage: Stage, own_signals: None, before: signal.Handlers, sent: list[Drain]
+) -> None:
+    signal.signal(signal.SIGHUP, before)
+    stage.supervisor._watch_signals()
+    os.kill(os.getpid(), signal.SIGHUP)
+    stage.supervisor._set_timer("test", 0.0, lambda: None)
+    stage.supervisor._wait()
+    assert stage.control.sent == sent
 
 
 @pytest.mark.parametrize("how", ["drained", "grace over"])

@@ -13,6 +13,7 @@ import time
 import traceback
 
 from flask import Flask, Response, g, request
+from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from inference_api.checkpoint import read_json
@@ -23,6 +24,7 @@ from inference_api.errors import (
     ClientLeftError,
     ForbiddenError,
     InferenceApiError,
+    InvalidRequestError,
     NotFoundError,
     RefusedCallError,
     SettingError,
@@ -185,6 +187,7 @@ def create_app(context: ServerContext, identity: Identity, tracing: Tracing | No
     app.register_error_handler(InferenceApiError, lambda error: encode_error(request.path, error, request.mimetype))
     app.register_error_handler(ClientLeftError, unwritten_response)
     app.register_error_handler(HTTPException, lambda error: _http_error(error, context.settings))
+    app.register_error_handler(ParseException, _body_error)
     app.register_error_handler(Exception, _unexpected_error)
     return app
 
@@ -255,6 +258,14 @@ def _http_error(error: HTTPException, settings: Settings) -> Response:
         if name == "Allow":
             response.headers[name] = value
     return response
+
+
+def _body_error(_error: ParseException) -> Response:
+    """Refuse a body whose chunks or trailers are none, as reading it has shown.
+
+    gunicorn closes its connection: nobody knows where it ends.
+    """
+    return encode_error(request.path, InvalidRequestError("The body is not framed correctly."), request.mimetype)
 
 
 def _unexpected_error(error: Exception) -> Response:

@@ -33,6 +33,8 @@ MAX_METADATA_VALUE_CHARS = 512
 _MAX_SHOWN_CHARS = 64
 
 TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+"""As many as fit into a body: its first fault is enough, all of them would take hundreds of bytes of memory each."""
 FormText = Annotated[str, Field(min_length=1)]
 """What says which form an answer has: a JSON schema as text, a regular expression, a grammar."""
 Schema = dict[str, Any]
@@ -93,8 +95,7 @@ def _read(body: bytes) -> object:
     except ValueError:
         raise InvalidRequestError("The body is not valid JSON.") from None
     if isinstance(given, dict):
-        for name, value in given.items():
-            _refuse_lone_surrogates_in(_cut(name), value)
+        _refuse_lone_surrogates_in([], given)
     return given
 
 
@@ -176,12 +177,25 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
-def _refuse_lone_surrogates_in(name: str, value: Any) -> None:
-    if isinstance(value, list):
-        for place, entry in enumerate(value):
-            _refuse_lone_surrogates_in(f"{name}[{place}]", entry)
-    elif isinstance(value, dict):
-        for key, entry in value.items():
-            _refuse_lone_surrogates_in(f"{name}.{key}", entry)
-    else:
-        refuse_lone_surrogates(name, value)
+def _refuse_lone_surrogates_in(place: list[int | str], value: Any) -> None:
+    """Raise InvalidRequestError for half a surrogate pair anywhere in a value; `place` is the way to it.
+
+    It is spelled for a fault alone: a few long names would make megabytes of text of each of thousands of entries.
+    """
+    if isinstance(value, str):
+        if not _is_encodable(value):
+            refuse_lone_surrogates(_spelled(place), value)
+    elif isinstance(value, list | dict):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, entry in entries:
+            place.append(name)
+            _refuse_lone_surrogates_in(place, entry)
+            place.pop()
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

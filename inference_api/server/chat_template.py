@@ -11,9 +11,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -31,7 +30,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # Unicode 16, section 23.5: U+E000 to U+F8FF are for private use; they have no case and are no blanks.
 _SENTINEL_OF_ASCII = {code: 0xE000 + code for code in range(0x80)}
-_ASCII_OF_SENTINEL = {0xE000 + code: code for code in range(0x80)}
+_CLOSING = ">".translate(_SENTINEL_OF_ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,18 +77,19 @@ class ChatTemplate:
         return self._render_segments(messages, add_generation_prompt)
 
     def _render_segments(self, messages: Sequence[ChatMessage], add_generation_prompt: bool) -> list[Segment]:
-        nonce = secrets.token_hex(16)
+        opening = _sentinel(f"{secrets.token_hex(16)}<")
+        numbers = {_sentinel(str(index)): index for index in range(len(messages))}
         hidden = [
-            ChatMessage(message.role, _hide(message.content, _sentinel(f"{nonce}<{index}>")))
-            for index, message in enumerate(messages)
+            ChatMessage(message.role, _hide(message.content, f"{opening}{number}{_CLOSING}"))
+            for number, message in zip(numbers, messages, strict=True)
         ]
-        rendered = self._render(hidden, add_generation_prompt)
-        pieces = re.split(f"{_sentinel(nonce + '<')}([{_sentinel('0')}-{_sentinel('9')}]+){_sentinel('>')}", rendered)
-        pieces[1::2] = [piece.translate(_ASCII_OF_SENTINEL) for piece in pieces[1::2]]
-        _check_each_once(messages, [int(index) for index in pieces[1::2]])
+        pieces = _cut(self._render(hidden, add_generation_prompt), opening, numbers)
+        _check_each_once(messages, [piece for piece in pieces if isinstance(piece, int)])
         segments = [
-            Segment(messages[int(piece)].content.strip(), trusted=False) if place % 2 else Segment(piece, trusted=True)
-            for place, piece in enumerate(pieces)  # re.split puts the captured indices at the odd places
+            Segment(messages[piece].content.strip(), trusted=False)
+            if isinstance(piece, int)
+            else Segment(piece, trusted=True)
+            for piece in pieces
         ]
         # Rendered as it stands, the conversation must read the same: else the template looked into a content.
         if self._render(messages, add_generation_prompt) != "".join(segment.text for segment in segments):
@@ -169,6 +169,23 @@ def _hide(content: str, sentinel: str) -> str:
     """Put the sentinel in place of a content, but leave the blanks around it, so that a template may trim them."""
     core = content.strip()
     return content.replace(core, sentinel, 1) if core else content
+
+
+def _cut(rendered: str, opening: str, numbers: Mapping[str, int]) -> list[str | int]:
+    """Cut what was rendered into the template's own texts and, between them, the indices of the contents.
+
+    A sentinel that the template has broken stays in the text, and its index is missing. Without a pattern: each
+    conversation would need one of its own, and to compile it costs as much as all the rest.
+    """
+    first, *others = rendered.split(opening)
+    pieces: list[str | int] = [first]
+    for other in others:
+        number, closing, text = other.partition(_CLOSING)
+        if closing and number in numbers:
+            pieces += [numbers[number], text]
+        else:
+            pieces.append(opening + other)
+    return pieces
 
 
 def _check_each_once(messages: Sequence[ChatMessage], found: list[int]) -> None:

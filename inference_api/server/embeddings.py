@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from inference_api.errors import GenerationError, InvalidRequestError, WarmingError
 from inference_api.messages import Pooling, Ready
 from inference_api.sampling_params import SamplingParams
-from inference_api.server.bodies import StrictModel, TokenId, parse_body, refuse_too_many
+from inference_api.server.bodies import StrictModel, TokenIds, parse_body, refuse_too_many
 from inference_api.server.choices import Answer
 from inference_api.server.context import ServerContext, check_model, start_choices
 from inference_api.server.generation_request import GenerationRequest, fit_max_tokens
@@ -43,8 +43,8 @@ class EmbeddingsBody(StrictModel):
     input: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
     ) = Field(description="What is embedded: texts, or their token ids.", examples=["Once upon a time"])
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64 is of little-endian numbers of single precision; default float."

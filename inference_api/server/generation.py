@@ -20,6 +20,7 @@ from inference_api.errors import (
     DeadlineError,
     GenerationError,
     InferenceApiError,
+    ReaderBehindError,
     UnavailableError,
 )
 from inference_api.messages import Finished, FinishReason, Submit
@@ -258,6 +259,8 @@ def is_failure(finished: Finished) -> bool:
 def raise_if_failed(finished: Finished) -> None:
     """Raise the error that a terminal event stands for; return if it is an honest end of the text."""
     if finished.error is not None:
+        if finished.error.code == ReaderBehindError.code:
+            raise ReaderBehindError(finished.error.message)
         raise _ERRORS.get(finished.error.code, GenerationError)(finished.error.message, 1.0)
     if finished.reason is FinishReason.ABORT:
         raise AbortedError("The request was aborted.")

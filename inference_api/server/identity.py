@@ -64,7 +64,7 @@ def is_loopback_socket(sock: socket.socket | None) -> bool:
     """
     if sock is None:
         return True
-    address = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0])
+    address = ipaddress.ip_address(str(sock.getsockname()[0]))
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 

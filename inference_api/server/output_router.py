@@ -1,8 +1,8 @@
 """Deliver the backend's outputs to open sessions, by session id; drop and count what belongs to nobody.
 
 Runs in PROCESS 1: the backend client's reader thread delivers, one request thread reads each stream. A stream's ids
-are buffered whole (at most a context of them): a row is never paused for a slow reader. Knows ids and ends, no text,
-no HTTP.
+are buffered whole (at most a context of them): a row is never paused for a slow reader. Their logprobs, a hundred times
+as large, wait up to a bound, and a stream whose reader leaves more is cut. Knows ids and ends, no text, no HTTP.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
+from inference_api.errors import ReaderBehindError
 from inference_api.messages import NO_TIMING, ErrorInfo, Finished, FinishReason, SequenceOutput
 from inference_api.sampling_params import TokenLogprobs
+from inference_api.server.waiting_logprobs import WaitingLogprobs
 
 MAX_ENDED_SESSIONS = 4096
 """Sessions remembered after their end, to tell late ids from foreign ones."""
+
+MAX_WAITING_LOGPROB_BYTES = 256 << 10
+"""Of one stream: some nine hundred ids with their twenty likeliest each, beside what the sockets hold of those sent."""
+
+MAX_READ_LOGPROBS = 32
+"""Positions that one read hands out: what it returns is held unpacked for as long as the socket takes none of it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,8 +60,9 @@ class SessionStream:
         self._relay: Callable[[tuple[int, ...]], bool] | None = None
         self._relay_error: Exception | None = None
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._logprobs = WaitingLogprobs()
+        self._prompt_logprobs = WaitingLogprobs()
+        self._first_logprob_bytes = 0
         self._num_read = 0
         self._only_end = False
         self._finished: Finished | None = None
@@ -64,19 +73,21 @@ class SessionStream:
         """Mirostat's state after the ids that have come."""
 
     def read(self, timeout_seconds: float | None = None, *, one_by_one: bool = False) -> Delivery | None:
-        """Return everything that has come since the last call; block for the first id or the end.
+        """Return what has come since the last call; block for the first id or the end.
 
-        The very first id is returned alone, so that it leaves at once, and with `one_by_one` so are all. Returns None
-        if nothing came in time.
+        That is everything, but ids with logprobs come MAX_READ_LOGPROBS at a time. The very first id is returned alone,
+        so that it leaves at once, and with `one_by_one` so are all. Returns None if nothing came in time.
         """
         with self._lock:
             if not self._condition.wait_for(self._has_news, timeout_seconds):
                 return None
-            num_news = len(self._token_ids) - self._num_read
-            end = self._num_read + (min(1, num_news) if one_by_one or self._num_read == 0 else num_news)
-            token_ids = tuple(self._token_ids[self._num_read : end])
-            logprobs = tuple(self._logprobs[self._num_read : end])
-            prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+            num_ids = len(self._token_ids) - self._num_read
+            if one_by_one or self._num_read == 0:
+                num_ids = min(1, num_ids)
+            elif self._logprobs:
+                num_ids = min(MAX_READ_LOGPROBS, num_ids)
+            token_ids = tuple(self._token_ids[self._num_read : self._num_read + num_ids])
+            logprobs, prompt_logprobs = self._logprobs.take(num_ids), self._prompt_logprobs.take()
             self._num_read += len(token_ids)
             is_read_up = self._num_read == len(self._token_ids)
             return Delivery(token_ids, self._finished if is_read_up else None, logprobs, prompt_logprobs)
@@ -142,6 +153,9 @@ class SessionStream:
                 return False
             self._token_ids.extend(output.token_ids)
             self._logprobs.extend(output.logprobs or ())
+            if output.index == 0:
+                # A repetition gets all that it missed in one output, which says nothing of how it reads.
+                self._first_logprob_bytes = self._logprobs.num_bytes
             self._prompt_logprobs.extend(output.prompt_logprobs or ())
             self._finished = output.finished
             self.mu = output.mu if output.mu is not None else self.mu
@@ -150,6 +164,14 @@ class SessionStream:
             if output.finished is not None or is_wanted:
                 self._wake_reader()
             return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its reader has left more logprobs than may wait; never if it wants the whole, or the end has come."""
+        with self._lock:
+            if self._only_end or self._finished is not None:
+                return False
+            return self._logprobs.num_bytes - self._first_logprob_bytes > MAX_WAITING_LOGPROB_BYTES
 
     def end(self, finished: Finished) -> None:
         """End the stream for a reason of this worker's own."""
@@ -188,7 +210,8 @@ class OutputRouter:
     def deliver(self, output: SequenceOutput) -> bool:
         """Hand an output to its session, or count its ids as late or foreign.
 
-        Returns False if it broke an open stream, which then ends with an error: its row should be given back.
+        Returns False if an open stream ended with an error, for it did not fit or its reader is too far behind: its row
+        should be given back.
         """
         with self._lock:
             stream = self._streams.get(output.session_id)
@@ -200,12 +223,16 @@ class OutputRouter:
                 return True
             if output.finished is not None:
                 self._close(output.session_id)
+        end = _BROKEN
         if stream.deliver(output):
-            self._delivered.add(stream)
-            return True
-        self.foreign_tokens += len(output.token_ids)
+            if not stream.is_behind:
+                self._delivered.add(stream)
+                return True
+            end = _end_of_reader_behind(len(stream.token_ids))
+        else:
+            self.foreign_tokens += len(output.token_ids)
         self.close(output.session_id)
-        stream.end(_BROKEN)
+        stream.end(end)
         return False
 
     def pass_on(self) -> None:
@@ -235,3 +262,8 @@ class OutputRouter:
             self._ended[session_id] = None
             if len(self._ended) > MAX_ENDED_SESSIONS:
                 self._ended.popitem(last=False)
+
+
+def _end_of_reader_behind(num_tokens: int) -> Finished:
+    text = f"The reader left more than {MAX_WAITING_LOGPROB_BYTES >> 10} KiB of logprobs unread."
+    return Finished(FinishReason.ERROR, num_tokens, NO_TIMING, error=ErrorInfo(ReaderBehindError.code, text))

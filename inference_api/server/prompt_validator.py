@@ -78,6 +78,9 @@ _REFUSED_MEMBERS = (
     "json_schema",
     "grammar",
     "parameters.grammar",
+    # Of a few ids, each with its own weight, a caller spells the answer token by token.
+    "allowed_token_ids",
+    "logit_bias",
 )
 # Forms, too, but for those of a type alone that brings no text.
 _FORMATS = ("response_format", "text.format")

@@ -1,7 +1,8 @@
 """Own the one log line of a call, written at its end: after the last byte of a stream, or once its client has left.
 
 Runs in PROCESS 1, in the call's own thread. The figures are the backend's own, those that `GET /v1/requests/<id>`
-tells. Knows what may be logged: never a prompt, an answer, a query, a header or a bearer. Probes of health and metrics
+tells. Knows what may be logged: never a prompt, an answer, a query, a bearer or
+a header but for the caller's own id of the call. Probes of health and metrics
 come every few seconds and have their line at `debug` only.
 """
 
@@ -17,6 +18,7 @@ from flask import Response, g, request
 
 from inference_api.logs import MAX_WORD_CHARACTERS, Value
 from inference_api.messages import NO_TIMING, Finished
+from inference_api.server.answer_headers import CLIENT_ID_HEADER
 from inference_api.server.choices import Choices
 from inference_api.server.context import Call
 from inference_api.server.generation import Generation
@@ -45,6 +47,8 @@ class Entry:
     """The rule that the path fits, its ids left open; None if it fits none."""
     status: int
     error_code: str | None
+    client_request_id: str | None
+    """The caller's own name for the call: told back and logged, never a key."""
     trace: Trace
     call: Call | None
     began_at: float
@@ -87,6 +91,7 @@ def make_entry(response: Response) -> Entry:
         error_code=(
             None if status < HTTPStatus.BAD_REQUEST else response.headers.get("X-Error-Code") or _code_of(status)
         ),
+        client_request_id=request.headers.get(CLIENT_ID_HEADER),
         trace=g.trace,
         call=g.get("call"),
         began_at=g.began_at,
@@ -107,6 +112,7 @@ def request_fields(entry: Entry, generation: Generation | Choices | None) -> dic
         "status": CLIENT_LEFT_STATUS if left else entry.status,
         "tenant": call.claims.tenant if call is not None else None,
         "request_id": call.request_id if call is not None else None,
+        "client_request_id": (entry.client_request_id or "")[:MAX_WORD_CHARACTERS] or None,
         "trace_id": entry.trace.trace_id,
         **_figures(generation, finished),
         "finish": _finish(finished) or entry.error_code or ("abort" if left else None),

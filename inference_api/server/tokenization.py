@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from inference_api.errors import InvalidRequestError
-from inference_api.server.bodies import EXAMPLE_CONVERSATION, Body, StrictModel, TokenId, parse_body
+from inference_api.server.bodies import EXAMPLE_CONVERSATION, Body, StrictModel, TokenIds, parse_body
 from inference_api.server.chat_template import ChatTemplate
 from inference_api.server.context import ServerContext, check_model
 from inference_api.server.json_body import DuplicateMemberError, parse_json
@@ -80,7 +80,7 @@ class DetokenizeBody(StrictModel):
     """Ids, in vLLM's and llama.cpp's shape, which is the same."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class TemplateBody(StrictModel):

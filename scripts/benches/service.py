@@ -79,10 +79,13 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def free_port(*, other_than: int = 0) -> int:
+    """Return a port of loopback that was free a moment ago; of two that are asked for in turn, the second another."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = int(listener.getsockname()[1])
+        if port != other_than:
+            return port
 
 
 @contextlib.contextmanager
@@ -91,7 +94,8 @@ def running_service(
 ) -> Iterator[Service]:
     """Run supervisor, backend, server and proxy until the block ends. Raises BenchError if they do not come up."""
     secret = secrets.token_hex(32)
-    direct, proxy_port = Target(free_port()), free_port()
+    direct = Target(free_port())
+    proxy_port = free_port(other_than=direct.port)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         environ = {
             **service_environ({}),

@@ -1,8 +1,9 @@
 """Fill the disk under a running service: the part `faults_disk`.
 
 A file system of one MiB in memory holds all that the service writes: its log, its run folder, its cache, its debug
-logs. It is filled to the last byte while clients call. Serving goes on, `/health/ready` warns, a backend that dies is
-started again; with room again the warning goes and the log goes on. Mounting needs root; elsewhere it is not run.
+logs. It is filled to the last byte while clients call. Serving goes on, `/health/ready` warns, and a backend, server or
+proxy that dies is started again; with room again the warning goes and the log goes on. Mounting needs root; elsewhere
+the part is not run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from campaigns.faults_fronts import PROXY, SERVER, answers
 from campaigns.faults_run import Run, checked, is_ready
 from campaigns.faults_streams import ECHO, Outcome, join_all, open_witnesses
 from campaigns.part import Context
@@ -65,6 +67,8 @@ def _fill(context: Context, disk: Path, totals: dict[str, int], name: str) -> No
             wait_for(lambda: not is_ready(service), READY_SECONDS, "readiness red")
             wait_for(lambda: is_ready(service), READY_SECONDS, "ready again")
         _count_streams(this, f"{name}, with another backend")
+        for front in (PROXY, SERVER):
+            _kill_front(this, name, front)
         time.sleep(max(0.0, began + SETTLED_SECONDS - time.monotonic()))
         status = service.process.poll()
         context.count(f"{name}: the supervisor lives", None if status is None else f"it ended with {status}")
@@ -79,6 +83,15 @@ def _fill(context: Context, disk: Path, totals: dict[str, int], name: str) -> No
         context.count(f"{name}: it ends with 0", None if status == 0 else f"it ended with {status}")
     totals["disks"] += 1
     context.log(f"{name}: done")
+
+
+def _kill_front(run: Run, name: str, front: str) -> None:
+    """End a front with SIGKILL: another one must start though it cannot write a line."""
+    killed = run.service.arbiter_pid(front)
+    os.kill(killed, signal.SIGKILL)
+    with checked(run.context, f"{name}: another {front}"):
+        wait_for(lambda: killed not in run.service.pids_of(front), READY_SECONDS, "its end")
+        wait_for(lambda: is_ready(run.service) and answers(run), READY_SECONDS, "an answer")
 
 
 def _count_streams(run: Run, name: str) -> None:

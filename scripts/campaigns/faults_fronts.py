@@ -96,12 +96,12 @@ def _kill(run: Run, name: str, victim: int) -> None:
 def wait_until_answering(run: Run, name: str) -> None:
     """Wait for an answer by both ways, in time; raises CampaignError without one, for nothing can follow."""
     try:
-        wait_for(lambda: is_ready(run.service) and _answers(run), ANSWER_SECONDS, "an answer")
+        wait_for(lambda: is_ready(run.service) and answers(run), ANSWER_SECONDS, "an answer")
     except AssertionError as error:
         raise CampaignError(f"{name}: {error}") from None
 
 
-def _answers(run: Run) -> bool:
+def answers(run: Run) -> bool:
     """Tell whether a short stream through the proxy comes whole."""
     probe = Witness(run.port, "raw", "probe", bearer())
     probe.join()

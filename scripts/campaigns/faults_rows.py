@@ -3,7 +3,7 @@
 Logits that are not finite, no memory for a row, an exception in sampling; each on a call's first token or in
 mid-stream. That call fails, with a status or with a sign that it is not whole, is counted, and what it had been sent is
 its own; the other rows' texts are byte for byte those of a run in which nothing failed. On the mock, whose noise is a
-function of a row's own ids and seed; the engines' own tests do the same with numbers that are poisoned in the model.
+function of a row's own ids and seed; then on the real model, with numbers that are poisoned in its checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
+from campaigns.faults_model import check_model_rows
 from campaigns.faults_streams import draw_prompt, parse_events
 from campaigns.part import CampaignError, Context
 from tests.integration.raw_http import RawStream
@@ -83,7 +84,7 @@ def run(context: Context) -> dict[str, int]:
         context.count("rows that failed are counted", _unlike(counted, len(todo)))
         foreign = service.metric("inference_api_foreign_tokens_total")
         context.count("ids that match no rule", _unlike(foreign, 0))
-    return totals
+    return totals | check_model_rows(context)
 
 
 def _draw_cases(rng: random.Random, count: int) -> list[Case]:

@@ -18,7 +18,7 @@ from tests.proxy.signing import ALGORITHMS, NOW, claims, policy, sign
 
 MAX_FAILURES = 20
 MAX_MESSAGE_CHARACTERS = 120
-NUM_RESPELLED_SHARE = 20
+RESPELLED_EVERY = 20
 """One good bearer in so many mutants."""
 
 
@@ -50,7 +50,7 @@ def try_mutants(context: Context, authenticator: Authenticator) -> dict[str, int
         totals[mutation.__name__] += 1
         fault = None if verdict == expected else f"{verdict}: {mutant[:2000]!r}"
         context.count(f"mutant {number} by {mutation.__name__} of {algorithm}", fault)
-        if number % NUM_RESPELLED_SHARE == 0:
+        if number % RESPELLED_EVERY == 0:
             text = respell(rng, algorithm)
             verdict = _verdict(authenticator, text, as_key=rng.random() < 0.2)
             totals["respelled"] += 1

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import jwt
 
@@ -31,6 +33,11 @@ FLOOD = {
 """An answer of several hundred kilobytes, however its events are joined: more than the proxy and the kernel keep."""
 
 SMALL_BUFFER_BYTES = 4096
+OVERFLOW = {**FLOOD, "max_tokens": 2000, "top_logprobs": 20}
+"""The same in larger events, so that the kernel's buffer is full within a second of a slow row, and the row goes on."""
+
+FULL_SECONDS = 5.0
+UNMOVED_SECONDS = 0.1
 
 MAX_CALLS = 12
 """That the leavers' bearer may have open at once: a call that is not given back after its client left is missed."""
@@ -95,9 +102,29 @@ def _read_whole(client: RawClient) -> None:
         raise RuntimeError(f"a short answer came as {status} {body!r}")
 
 
-def _stall(client: RawClient) -> None:
-    send(client, FLOOD_PATH, FLOOD)
+def _fill_buffer(client: RawClient) -> None:
+    """Take nothing of an answer until the proxy can write no more of it."""
+    send(client, FLOOD_PATH, OVERFLOW)
     client.read_head()
+    unsent, since = 0, time.monotonic()
+
+    def is_full() -> bool:
+        nonlocal unsent, since
+        if (now_unsent := unsent_bytes(client)) != unsent:
+            unsent, since = now_unsent, time.monotonic()
+        return unsent > 0 and time.monotonic() - since > UNMOVED_SECONDS
+
+    wait_for(is_full, FULL_SECONDS, "a full buffer")
+
+
+def unsent_bytes(client: RawClient) -> int:
+    """Return how much the kernel holds of what the other end has written to a client (proc_net_tcp, tx_queue)."""
+    ends = [f"{client.sock.getpeername()[1]:04X}", f"{client.sock.getsockname()[1]:04X}"]
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _number, local, remote, _state, queues, *_rest = line.split()
+        if [local.partition(":")[2], remote.partition(":")[2]] == ends:
+            return int(queues.partition(":")[0], 16)
+    return 0
 
 
 def points(num_rows: int) -> list[LeavePoint]:
@@ -111,7 +138,7 @@ def points(num_rows: int) -> list[LeavePoint]:
         LeavePoint("before its first token", lambda it: send(it, "/inference/mock", LONG_PROMPT), 1, "row"),
         LeavePoint("at its first token", lambda client: _read_tokens(client, LONG, 1), holds="row"),
         LeavePoint("between two tokens", lambda client: _read_tokens(client, LONG, 5), holds="row"),
-        LeavePoint("in a full buffer", _stall, receive_buffer_bytes=SMALL_BUFFER_BYTES),
+        LeavePoint("in a full buffer", _fill_buffer, holds="row", receive_buffer_bytes=SMALL_BUFFER_BYTES),
         LeavePoint("at its last token", lambda client: _read_tokens(client, few, FEW_TOKENS)),
         LeavePoint("after its end", _read_whole),
         LeavePoint("with FIN", lambda client: _read_tokens(client, LONG, 3), 1, "row", (half_close,)),

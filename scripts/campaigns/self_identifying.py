@@ -153,11 +153,16 @@ class Target:
     """A server, the bearers of one or more tenants, and the ways to ask it."""
 
     def __init__(self, url: str, bearers: Sequence[str], model: str = "") -> None:
-        """`bearers` are JWTs, or nothing for a server that asks for none; the model is asked for if it is not given."""
+        """`bearers` are JWTs, or nothing for a server that asks for none; the model is asked for if it is not given.
+
+        Raises ValueError for what is no URL of a server.
+        """
         parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is no URL such as http://127.0.0.1:1223")
         secure = parts.scheme == "https"
         self._connection_class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._address = (parts.hostname or "127.0.0.1", parts.port)
+        self._address = (parts.hostname, parts.port)
         self._prefix = parts.path.rstrip("/")
         self.headers = [{"Authorization": f"Bearer {bearer}"} for bearer in bearers] or [{}]
         self.model = model

@@ -28,8 +28,8 @@ from benches.service import Target
 
 from campaigns.part import Context, ServiceUnderTest
 
-HEAD_SECONDS, BODY_SECONDS, STALL_SECONDS = 5.0, 3.0, 5.0
-"""Of the proxy under attack: shorter than its defaults, so that meanwhile connections are cut and come again."""
+HEAD_SECONDS, BODY_SECONDS, STALL_SECONDS = 5.0, 5.0, 5.0
+"""Of the proxy under attack: none longer than its default, so that meanwhile connections are cut and come again."""
 
 LONGEST_HEALTH_SECONDS = 5.0
 SLACK_SECONDS = 5.0

@@ -7,6 +7,7 @@ exactly the bytes it is given, in the pieces it is given, and reads answers with
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 JWT_SECRET = "a-secret-of-the-tests-that-is-long-enough"
 INTERNAL_KEY = "an-internal-key-of-the-tests-0123456789"
 TIMEOUT_SECONDS = 10.0
+# As text or as a member of a JSON object.
+_STARTING = re.compile(r"http server is starting on \S+ port (\d+)")
 
 
 def bearer(**claims: object) -> str:
@@ -70,8 +73,7 @@ class ProxyProcess:
         if not self._ready.wait(TIMEOUT_SECONDS) or self.process.poll() is not None:
             self.stop()
             raise RuntimeError("the proxy did not start: " + "\n".join(self.lines))
-        starting = next(line for line in self.lines if line.startswith("http server is starting on "))
-        self.port = int(starting.rsplit(" ", 1)[1])
+        self.port = int(next(filter(None, map(_STARTING.search, self.lines)))[1])
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +106,7 @@ class ProxyProcess:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
-            if line.startswith("http server is running as reverse proxy to "):
+            if "http server is running as reverse proxy to " in line:
                 self._ready.set()
         self._ready.set()
 

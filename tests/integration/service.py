@@ -45,8 +45,14 @@ def bearer(tenant: str = "alpha", scope: str = "inference") -> dict[str, str]:
 
 def free_port() -> int:
     """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(number: int) -> list[int]:
+    """Return different ports that were free a moment ago: asked for one by one, two may be the same."""
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 def command_line(pid: int) -> str:
@@ -161,7 +167,7 @@ class Service:
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"/metrics has no {name}")
 
-    def stop(self, number: signal.Signals = signal.SIGINT, timeout_seconds: float = 10.0) -> int:
+    def stop(self, number: signal.Signals = signal.SIGINT, timeout_seconds: float = 30.0) -> int:
         """Send a signal and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(timeout_seconds)
@@ -191,8 +197,11 @@ def running_service(
     """
     command = [sys.executable, "-m", "inference_api.supervisor", *arguments]
     command += ["--mock"] if mock else []
-    proxy_port = free_port() if proxy else None
-    command += ["--proxy-port", str(proxy_port)] if proxy else []
+    proxy_port = None
+    if proxy:
+        port, proxy_port = free_ports(2)
+        command += ["--proxy-port", str(proxy_port)]
+        environ = {"INFERENCE_API_PORT": str(port), **environ}
     with running_command(command, environ, own_cache=mock, parent=parent) as service:
         service.proxy_port = proxy_port
         if wait:
@@ -209,7 +218,7 @@ def running_command(
 ) -> Iterator[Service]:
     """Run any program that makes up a service, with settings of its own; end it and look for what it left behind."""
     with tempfile.TemporaryDirectory(prefix="ia-", dir=parent) as folder:
-        port = free_port()
+        port = int(environ.get("INFERENCE_API_PORT") or free_port())
         settings: Mapping[str, str] = {
             "INFERENCE_API_PORT": str(port),
             "INFERENCE_API_RUN_DIR": f"{folder}/run",

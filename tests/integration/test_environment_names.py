@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from inference_api.config import Settings
-from tests.integration.service import Service, command_line, free_port, running_command, wait_for
+from tests.integration.service import Service, command_line, free_ports, running_command, wait_for
 
 OWN_SECRET = "a-secret-of-this-module-of-32-bytes-or-more"
 FLASK_SECRET = "a-flask-secret-of-this-module"
@@ -30,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(cache: Path) -> Iterator[Service]:
-    port, proxy_port = free_port(), free_port()
+    port, proxy_port = free_ports(2)
     names = {
         "MODEL_WEKA_DIR": str(cache),
         "JWT_SECRET": OWN_SECRET,

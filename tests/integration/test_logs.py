@@ -67,6 +67,15 @@ def line_of(service: Service, wanted: Callable[[dict[str, Any]], bool]) -> dict[
     return line
 
 
+def test_every_line_is_json_but_for_the_stages_of_the_start_and_the_ready_card(service: Service) -> None:
+    wait_for(lambda: "Ready http" in service.log.read_text(), START_SECONDS, "ready card")
+    service.ask("/inference/mock", {"text": "hello", "max_tokens": 1})
+    log = re.sub(r"(?ms)^inference_api [0-9.]+$.*?^  -d [^\n]*$", "", service.log.read_text())
+    others = [line for line in log.splitlines() if line and not line.startswith("backend: ")]
+    processes = {json.loads(line)["process"] for line in others}
+    assert {"server", "proxy"} <= processes
+
+
 def test_a_line_says_what_the_service_says_of_the_request(service: Service) -> None:
     request_id = new_request_id()
     body = {"text": "hello", "max_tokens": 50}

@@ -99,7 +99,7 @@ def test_a_weak_secret_is_refused_on_a_public_bind() -> None:
 )
 def test_a_weak_secret_is_a_warning_where_it_is_accepted(upstream: EchoUpstream, settings: dict[str, str]) -> None:
     with ProxyProcess(upstream.port, JWT_SECRET="weak", INTERNAL_AUTH_KEY="", **settings) as proxy:
-        assert any(line.startswith("WARNING: JWT_SECRET has 4 bytes") for line in proxy.lines)
+        assert any(" WARNING proxy[" in line and "]: JWT_SECRET has 4 bytes" in line for line in proxy.lines)
 
 
 def test_a_stream_is_finished_after_sigterm_and_new_connections_are_refused() -> None:
@@ -164,6 +164,24 @@ def test_sighup_renews_the_worker_without_one_failed_request_and_ends_streams_in
         wait_for(lambda: len(workers_of(proxy)) == 1, 10.0, "the end of the workers that were replaced")
         assert workers_of(proxy) != [old]
         ask_for_rows(proxy, scripted)
+
+
+def test_sighup_with_a_file_that_is_wrong_by_now_leaves_the_worker_in_place(
+    upstream: EchoUpstream, tmp_path: Path
+) -> None:
+    revoked = tmp_path / "revoked"
+    revoked.write_text("")
+    with ProxyProcess(upstream.port, JWT_REVOCATION_FILE=str(revoked)) as proxy, RawClient(proxy.port) as client:
+        client.request("GET", "/rows")
+        assert client.read_answer()[0] == 200
+        before = workers_of(proxy)
+        revoked.write_text("two ids\n")
+        proxy.process.send_signal(signal.SIGHUP)
+        refused = ":1: an id is 1 to 128 characters of A-Z a-z 0-9 . _ : -; the worker is not renewed"
+        wait_for(lambda: any(line.endswith(refused) for line in proxy.lines), 5.0, "a line about the wrong list")
+        client.request("GET", "/rows")
+        assert client.read_answer()[0] == 200
+        assert workers_of(proxy) == before
 
 
 def test_a_first_request_that_was_on_its_way_when_the_drain_began_is_answered(upstream: EchoUpstream) -> None:

@@ -265,6 +265,12 @@ def test_an_answer_shorter_than_its_length_is_cut_visibly(client: RawClient, ups
         (OK + b"Content-Length: 3\r\n\r\n{}", 502, "upstream_broken"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}", 502, "upstream_framing"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 502, "upstream_framing"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
+            502,
+            "upstream_framing",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 502, "upstream_framing"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", 502, "upstream_framing"),
         (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n", 502, "upstream_status"),
         (b"SSH-2.0-x\r\n", 502, "upstream_broken"),

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import requests
 
-from tests.integration.service import ROOT, command_line, free_port, running_service, wait_for
+from tests.integration.service import ROOT, command_line, free_ports, running_service, wait_for
 
 READY_SECONDS = 3.0
 END_SECONDS = 5.0
 
 
 def test_serve_mock_makes_a_secret_prints_a_working_curl_and_ends_at_ctrl_c(tmp_path: Path) -> None:
-    port, proxy_port, log = free_port(), free_port(), tmp_path / "log"
+    (port, proxy_port), log = free_ports(2), tmp_path / "log"
     environ = {name: value for name, value in os.environ.items() if name != "JWT_SECRET"}
     environ |= {"INFERENCE_API_PORT": str(port), "PROXY_PORT": str(proxy_port)}
     environ |= {"INFERENCE_API_RUN_DIR": str(tmp_path / "run"), "INFERENCE_API_CACHE_DIR": str(tmp_path / "cache")}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.integration.raw_http import RawStream
@@ -113,14 +114,7 @@ def test_clients_that_never_read_slow_nobody_down_and_hold_bounded_memory() -> N
 
 def test_a_client_that_reads_late_gets_every_byte_of_a_raw_stream_and_slows_nobody_down() -> None:
     num_tokens = 2000
-    command = [sys.executable, "-c", GUNICORN_WITH_SMALL_BUFFERS, str(SMALLEST_BYTES)]
-    with (
-        running_command(command, {"INFERENCE_API_MOCK_TOKENS_PER_SECOND": "6400"}) as service,
-        contextlib.ExitStack() as stack,
-    ):
-        wait_for(lambda: PORT_LINE.search(service.log.read_text()), 10.0, "a port")
-        service.port = int(PORT_LINE.findall(service.log.read_text())[0])
-        wait_for(lambda: is_healthy(service), 20.0, "health")
+    with running_with_small_buffers() as service, contextlib.ExitStack() as stack:
         undisturbed = timed_answers(service.port)
         ids = [new_request_id() for _ in range(NUM_STALLED)]
         body = {"text": "x", "max_tokens": num_tokens}
@@ -141,6 +135,45 @@ def test_a_client_that_reads_late_gets_every_byte_of_a_raw_stream_and_slows_nobo
             sizes = [len(chunk.data) for chunk in stream.chunks]
             assert sizes[0] == 1 and statistics.median(sizes) < 10
             assert max(sizes) == sizes[-1] > 100, sizes
+
+
+def test_a_client_that_never_reads_its_logprobs_is_cut_with_the_reason_while_others_get_all_of_theirs() -> None:
+    body = {"model": "mock", "prompt": "x", "max_tokens": 1800, "logprobs": 20, "stream": True}
+    with running_with_small_buffers() as service, contextlib.ExitStack() as stack:
+        (worker,) = service.worker_pids
+        ids = [new_request_id() for _ in range(3)]
+        before = resident_bytes(worker)
+        stalled = [
+            stack.enter_context(
+                RawStream(service.port, "/v1/completions", body, {"Request-Id": rid}, receive_bytes=SMALLEST_BYTES)
+            )
+            for rid in ids
+        ]
+        with RawStream(service.port, "/v1/completions", body) as reading:
+            *events, end = reading.read_all().decode().removesuffix("\n\n").split("\n\n")
+        assert end == "data: [DONE]"
+        (choices,) = zip(*(json.loads(event.removeprefix("data: "))["choices"] for event in events), strict=True)
+        assert sum(len(choice["logprobs"]["top_logprobs"]) for choice in choices if choice["logprobs"]) == 1800
+        for request_id in ids:
+            wait_for(lambda rid=request_id: service.view(rid).get("state") == "finished", 20.0, "an end of its row")  # type: ignore[misc]
+            view = service.view(request_id)
+            assert view["finish_reason"] == "abort" and view["num_completion_tokens"] < 1800
+        assert resident_bytes(worker) - before < MAX_GROWTH_BYTES
+        for stream in stalled:
+            answer = stream.read_all()
+            assert b'"code": "reader_behind"' in answer and b"[DONE]" not in answer
+        assert service.num_rows_in_use() == 0
+
+
+@contextlib.contextmanager
+def running_with_small_buffers() -> Iterator[Service]:
+    """Run the server, without a proxy, on a socket that holds next to nothing that a client does not read."""
+    command = [sys.executable, "-c", GUNICORN_WITH_SMALL_BUFFERS, str(SMALLEST_BYTES)]
+    with running_command(command, {"INFERENCE_API_MOCK_TOKENS_PER_SECOND": "6400"}) as service:
+        wait_for(lambda: PORT_LINE.search(service.log.read_text()), 60.0, "a port")
+        service.port = int(PORT_LINE.findall(service.log.read_text())[0])
+        wait_for(lambda: is_healthy(service), 60.0, "health")
+        yield service
 
 
 def cpu_share(pid: int) -> float:

@@ -33,6 +33,7 @@ class Bench:
         self.revocation_file.write_text("")
         self.published: Any = {"keys": [public_jwk("ES256")]}
         self.at = 1000.0
+        self.url = URL
         self.num_fetches = 0
         self.write_policy(**members)
 
@@ -43,7 +44,7 @@ class Bench:
         self.key_file.write_text(json.dumps({"keys": entries}, indent=1))
 
     def fetch(self, place: KeyPlace) -> bytes:
-        assert place.url == URL
+        assert place.url == self.url
         self.num_fetches += 1
         if self.published is None:
             raise FetchFault("it did not answer in time")
@@ -213,13 +214,19 @@ def test_an_issuer_that_is_down_refuses_and_one_that_is_wrong_is_told(tmp_path: 
     assert verdict(access, ES) == "team-a"
 
 
-def test_a_policy_comes_into_force_with_published_keys_or_not_at_all(tmp_path: Path) -> None:
+def test_a_policy_comes_into_force_with_published_keys_or_not_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(tmp_path)
     access = bench.open()
     bench.published = None
     bench.write_policy(keys=None, jwks_url=URL)
     refresh(access)
     assert verdict(access, HS) == "team-a"
+    what = "no good key set could be fetched; write the policy anew to try again"
+    line = bench.policy_file.read_text().split('"jwks_url"')[0].count("\n") + 1
+    kept = "what was read before stays in force"
+    assert caplog.messages[-1] == f"{bench.policy_file}:{line}: jwks_url: {what}; {kept}"
     bench.published = {"keys": [public_jwk("ES256")]}
     bench.write_policy(keys=None, jwks_url=URL, leeway_s=61)
     refresh(access)
@@ -229,6 +236,23 @@ def test_a_policy_comes_into_force_with_published_keys_or_not_at_all(tmp_path: P
     refresh(access)
     assert verdict(access, ES) == "jwt_issuer", "keys that are there already need no new fetch"
     assert bench.num_fetches == 2
+
+
+def test_a_policy_that_names_another_issuer_takes_its_keys(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keys=None, jwks_url=URL)
+    access = bench.open()
+    bench.url = "https://another.test/keys"
+    bench.published = {"keys": [public_jwk("RS256")]}
+    bench.write_policy(keys=None, jwks_url=bench.url)
+    refresh(access)
+    assert (verdict(access, ES), verdict(access, sign(claims(), by="RS256"))) == ("jwt_key", "team-a")
+
+
+def test_a_policy_of_256_kib_is_read(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    text = json.dumps(policy())
+    bench.policy_file.write_text(text.rjust(256 * 1024))
+    assert verdict(bench.open(), HS) == "team-a"
 
 
 def test_keys_that_come_while_the_policy_changes_are_in_force_with_the_new_one(tmp_path: Path) -> None:
@@ -244,7 +268,7 @@ def test_keys_that_come_while_the_policy_changes_are_in_force_with_the_new_one(t
     assert access._rules is not None and access._rules.published is not None
     access._rules.published._fetch = change_the_policy_meanwhile
     bench.at += 60
-    refresh(access)
+    assert [watched.refresh() for group in access.watched for watched in group] == [True, True]
     assert access._rules.policy.rule.leeway_seconds == 30
     assert (verdict(access, ES), verdict(access, sign(claims(), by="RS256"))) == ("jwt_key", "team-a")
 
@@ -261,12 +285,22 @@ def test_a_key_file_that_comes_after_the_policy_that_names_it_is_found(tmp_path:
     bench.write_keys(**{"es-1": key_entry("ES256")})
     refresh(access)
     assert (verdict(access, HS), verdict(access, ES)) == ("jwt_key", "team-a")
+    looked: list[str] = []
+    access._policy.look_again = lambda: looked.append("again")
+    refresh(access)
+    assert [watched.refresh() for group in access.watched for watched in group] == [True, False]
+    assert looked == [], "once the keys are there, a policy that is as it was is not read again"
 
 
 def test_certificates_lie_beside_the_policy_and_must_be_there(tmp_path: Path) -> None:
     bench = Bench(tmp_path, keys=None, jwks_url=URL, jwks_ca_file="issuer.pem")
-    with pytest.raises(FileFault, match=r"policy\.json:\d+: jwks_ca_file: cannot be read"):
+    told = r"policy\.json:\d+: jwks_ca_file: "
+    with pytest.raises(FileFault, match=told + r"cannot be read \(No such file or directory\)$"):
         bench.open()
+    os.mkfifo(tmp_path / "issuer.pem")
+    with pytest.raises(FileFault, match=told + r".*/issuer\.pem: is not a regular file$"):
+        bench.open()
+    (tmp_path / "issuer.pem").unlink()
     (tmp_path / "issuer.pem").write_text("")
     access = bench.open()
     assert access._rules is not None and access._rules.published is not None
@@ -314,6 +348,10 @@ def test_a_shared_secret_has_a_revocation_list_too(tmp_path: Path) -> None:
     access = Access(AccessFiles(SECRET, None, revoked), lambda: NOW)
     assert verdict(access, sign({"team_id": "t", "token_id": "j-1"}, shared)) == "jwt_revoked"
     assert verdict(access, sign({"team_id": "t", "jti": "j-2"}, shared)) == "t"
+    assert verdict(access, sign({"team_id": "t"}, {**shared, "kid": "a"})) == "jwt_key"
+    assert [[watched.refresh() for watched in group] for group in access.watched] == [[False]], "there is no issuer"
+    with pytest.raises(AuthError, match=r"^JWT has been revoked\.$"):
+        access.authenticate_api_key(sign({"team_id": "t", "token_id": "j-1"}, shared))
     assert verdict(access, sign({"team_id": "t"}, shared)) == "t", "without an id there is nothing to revoke"
     revoked.write_text("j-2")
     refresh(access)

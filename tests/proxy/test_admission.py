@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 
 import jwt
 import pytest
@@ -16,6 +17,7 @@ from proxy.routes import ROUTES, Route, RouteFault, RouteTable, Scope
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 HTTP_1_1 = (1, 1)
+ASCII = [chr(code) for code in range(128)]
 
 
 def bearer(**claims: object) -> str:
@@ -134,7 +136,131 @@ def test_a_wrong_method_names_the_right_ones_before_any_credential_is_read() -> 
 
 def test_a_query_is_rebuilt_from_its_pairs() -> None:
     assert admit("GET", "/rows?b=%41+c&a=&a=/").query == "b=A+c&a=&a=%2F"
-    assert admit("GET", "http://X/rows", host="x").path == "/rows"
+    assert admit("GET", "http://X/rows", host="x").path == admit("GET", "http://x/rows", host="X").path == "/rows"
+
+
+def admit_alone(method: str, target: str, version: tuple[int, int] = HTTP_1_1, **headers: str) -> Admission | str:
+    """Admit a head that has these headers only; return the refusal's status, code and text if there is one."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        return ADMITTER.admit(RequestHead(method, target, version, named))
+    except Refusal as fault:
+        return f"{fault.status} {fault.code}: {fault.message}"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "told"),
+    [
+        ("GET", "/health", {}, "400 host_missing: Host header is required."),
+        ("GET", "/health", {"host": "x y"}, "400 host_invalid: Host header is not valid."),
+        ("GET", "http://y/", {"host": "x"}, "400 target_invalid: Request target names another host."),
+        ("GET", "health", {"host": "x"}, "400 target_invalid: Request target is not valid."),
+        ("GET", "/health#a", {"host": "x"}, "400 target_invalid: Request target is not valid."),
+        ("GET", "/health?a=%ff", {"host": "x"}, "400 query_invalid: Query is not valid UTF-8 or has too many fields."),
+        (
+            "POST",
+            "/inference/m",
+            {"host": "x", "authorization": "a", "x_api_key": "b"},
+            "400 two_credentials: Send either Authorization or X-Api-Key, not both.",
+        ),
+        (
+            "POST",
+            "/inference/m",
+            {"host": "x", "authorization": bearer(scope="metrics")},
+            "403 scope_missing: JWT scope must include 'inference'.",
+        ),
+        (
+            "GET",
+            "/health",
+            {"host": "x", "transfer_encoding": "gzip"},
+            "501 coding_unsupported: Transfer-Encoding must be chunked.",
+        ),
+        ("GET", "/health", {"host": "x", "content_length": "1"}, "400 body_unexpected: GET takes no body."),
+        (
+            "POST",
+            "/inference/m",
+            {"host": "x", "authorization": bearer(), "content_length": "101"},
+            "413 body_too_large: Request body is larger than 100 bytes.",
+        ),
+        (
+            "POST",
+            "/inference/m",
+            {"host": "x", "authorization": bearer(), "content_length": "1", "content_encoding": "br"},
+            "415 content_encoding: Content-Encoding must be identity.",
+        ),
+    ],
+)
+def test_a_refusal_has_its_fixed_text(method: str, target: str, headers: dict[str, str], told: str) -> None:
+    assert admit_alone(method, target, **headers) == told
+
+
+def test_a_client_of_http_1_0_need_not_name_the_host() -> None:
+    assert isinstance(admit_alone("GET", "/health", (1, 0)), Admission)
+    told = admit_alone("GET", "http://x/health", (1, 0))
+    assert told == "400 target_invalid: Request target names another host."
+
+
+def test_an_absolute_target_is_read_whatever_its_case() -> None:
+    for target, path in (("HTTP://x/health", "/health"), ("http://x", "/"), ("http://x/health?a=http://y/", "/health")):
+        admission = admit("GET", target)
+        assert admission.path == path
+
+
+def test_a_host_is_a_name_or_a_bracketed_address_and_a_port() -> None:
+    def taken(form: str) -> set[str]:
+        told = {character: admit_alone("GET", "/health", host=form.format(character)) for character in ASCII}
+        return {character for character in ASCII if isinstance(told[character], Admission)}
+
+    words = set(string.ascii_letters + string.digits)
+    assert taken("{}") == words
+    assert taken("a{}a") == words | set("._-")
+    assert taken("a:8{}") == set(string.digits)
+    assert taken("[:{}]") == set(string.hexdigits + ":.")
+
+
+@pytest.mark.parametrize(
+    ("longest", "longer"),
+    [
+        ("a" * 254, "a" * 255),
+        ("a:12345", "a:123456"),
+        ("[::]", "[:]"),
+        ("[" + "0" * 45 + "]:1", "[" + "0" * 46 + "]:1"),
+        ("a:1", "a:"),
+    ],
+)
+def test_a_host_is_bounded(longest: str, longer: str) -> None:
+    assert isinstance(admit_alone("GET", "/health", host=longest), Admission)
+    assert admit_alone("GET", "/health", host=longer) == "400 host_invalid: Host header is not valid."
+
+
+def test_a_query_is_made_of_these_characters_and_no_others() -> None:
+    def taken(form: str) -> set[str]:
+        told = {character: admit_alone("GET", "/health?" + form.format(character), host="x") for character in ASCII}
+        return {character for character in ASCII if not str(told[character]).startswith("400 target_invalid")}
+
+    assert taken("a{}") == set(string.ascii_letters + string.digits + "._~!$&'()*+,;=:@/?-")
+    assert taken("%{}1") == taken("%4{}") == set(string.hexdigits)
+    assert admit("GET", "/rows?" + "&".join(["a=1"] * 64)).query.count("a=1") == 64
+
+
+def test_a_length_is_read_up_to_the_largest_body() -> None:
+    assert admit("POST", "/inference/m", content_length="100").has_body is True
+    assert admit("POST", "/inference/m", content_length="100".zfill(18)).has_body is True
+    assert refusal("POST", "/inference/m", content_length="100".zfill(19)) == (413, "body_too_large")
+    assert admit("POST", "/inference/m").has_body is False
+    assert admit("GET", "/rows", content_encoding="gzip").has_body is False
+    assert admit("GET", "/rows?").query == ""
+    assert admit("POST", "/inference/m", content_length="1", content_encoding="Identity").has_body is True
+    assert admit("POST", "/inference/m", transfer_encoding=" chunked ").has_body is True
+
+
+def test_an_admission_names_the_route_and_the_methods_of_a_path_are_listed() -> None:
+    admission = admit("POST", "/inference/m")
+    assert (admission.method, admission.template) == ("POST", "/inference/<model>")
+    head = RequestHead("OPTIONS", "/inference/m", HTTP_1_1, {"host": "x"})
+    assert ADMITTER.methods(head) == ["POST"]
+    with pytest.raises(Refusal, match=r"^OPTIONS takes no body\.$"):
+        ADMITTER.methods(RequestHead("OPTIONS", "/inference/m", HTTP_1_1, {"host": "x", "content-length": "1"}))
 
 
 @pytest.mark.parametrize("host", ["", "x, y", "x/v1?", "x y", "x@y", "x:port", "[::1", "x\x00"])
@@ -145,8 +271,9 @@ def test_an_invalid_host_is_refused(host: str) -> None:
 def test_only_trusted_hosts_pass_when_they_are_named() -> None:
     admitter = make_admitter(frozenset({"api.test"}))
     assert admitter.admit(RequestHead("GET", "/health", HTTP_1_1, {"host": "API.test:80"})).path == "/health"
-    with pytest.raises(Refusal, match="not one of"):
+    with pytest.raises(Refusal, match=r"^Host header is not one of this service's names\.$") as caught:
         admitter.admit(RequestHead("GET", "/health", HTTP_1_1, {"host": "other.test"}))
+    assert (caught.value.status, caught.value.code) == (400, "host_untrusted")
 
 
 def admit_with(**headers: str) -> Admission:

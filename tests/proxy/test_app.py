@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
+from flask import Flask
+from werkzeug.test import create_environ, run_wsgi_app
 
 from proxy.app import create_app, read_head, take_stats
 from proxy.config import read_settings
@@ -34,17 +37,47 @@ class BrokenConnection:
         raise RuntimeError("planted")
 
 
-def test_an_unexpected_exception_leaves_the_app_and_is_no_html_page() -> None:
+class RefusedConnection(BrokenConnection):
+    cut_reason = None
+
+    def on_end(self, ending: object) -> None:
+        """Forget it."""
+
+    def refuse(self, *, malformed: bool) -> None:
+        """Go on."""
+
+
+@pytest.fixture
+def app() -> Iterator[Flask]:
     secret = "0123456789abcdef0123456789abcdef"
     settings = {"JWT_SECRET": secret, "PROXY_CORS_ORIGINS": "https://app.example"}
-    app = create_app(read_settings(settings, port=0, upstream_url="http://127.0.0.1:1"))
+    yield create_app(read_settings(settings, port=0, upstream_url="http://127.0.0.1:1"))
+    for handler in logging.getLogger("proxy.transaction").handlers:
+        logging.getLogger("proxy.transaction").removeHandler(handler)
+
+
+def test_a_request_leaves_nothing_for_the_garbage_collector_which_would_stop_all_others(app: Flask) -> None:
+    def ask() -> str:
+        raw = {"RAW_URI": "/v1/models", "proxy.connection": RefusedConnection()}
+        _body, status, _headers = run_wsgi_app(app, create_environ("/v1/models", environ_overrides=raw))
+        return status
+
+    assert ask() == "401 UNAUTHORIZED"
+    gc.collect()
+    gc.disable()
+    try:
+        ask()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_an_unexpected_exception_leaves_the_app_and_is_no_html_page(app: Flask) -> None:
     connection = BrokenConnection()
     environ = {"RAW_URI": "/", "proxy.connection": connection}
     with pytest.raises(RuntimeError, match="planted"):
         app.test_client().get("/", headers={"Origin": "https://app.example"}, environ_overrides=environ)
     assert ("Access-Control-Allow-Origin", "https://app.example") in connection.error_headers
-    for handler in logging.getLogger("proxy.transaction").handlers:
-        logging.getLogger("proxy.transaction").removeHandler(handler)
 
 
 def test_statistics_are_taken_and_the_rest_stays() -> None:

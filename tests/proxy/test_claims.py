@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +42,30 @@ def refusal(rule: ClaimsRule = RULE, **members: Any) -> str:
 
 def told(code: str) -> str:
     return f"{code}: {TEXTS[code]}"
+
+
+def good_characters(read_one: Callable[[str], Claims]) -> set[str]:
+    """Return the ASCII characters with which nothing is refused."""
+    good = set()
+    for character in map(chr, range(128)):
+        try:
+            read_one(character)
+        except AuthError:
+            continue
+        good.add(character)
+    return good
+
+
+def test_names_are_made_of_these_characters_and_no_others() -> None:
+    words = set(string.ascii_lowercase + string.digits)
+    assert good_characters(lambda character: read(team_id=character)) == words
+    assert good_characters(lambda character: read(team_id=f"a{character}")) == words | set("_-")
+    marks = set(string.ascii_letters + string.digits + "._:-")
+    assert good_characters(lambda character: read(jti=character)) == marks
+    # RFC 6749 section 3.3: VCHAR without the quotation mark and the backslash.
+    visible = set(map(chr, range(0x21, 0x7F))) - set('"\\')
+    assert good_characters(lambda character: read(scope=character)) == visible
+    assert good_characters(lambda character: read(scope=f"a {character}a")) == visible
 
 
 @pytest.mark.parametrize("rule", [RULE, STRICT])

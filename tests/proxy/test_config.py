@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,19 @@ def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: st
 def test_a_wrong_setting_is_named(environ: dict[str, str], options: dict[str, Any], name: str) -> None:
     secret = {} if name == "JWT_SECRET" else {"JWT_SECRET": SECRET}
     assert name in fault({**secret, **environ}, **options)
+
+
+def test_a_pipe_in_a_files_place_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = threading.Thread(target=read, args=({"JWT_SECRET": SECRET, "JWT_REVOCATION_FILE": str(pipe)},))
+    reading.start()
+    reading.join(5)
+    waits_for_a_writer = reading.is_alive()
+    if waits_for_a_writer:
+        os.close(os.open(pipe, os.O_WRONLY))
+        reading.join()
+    assert not waits_for_a_writer
 
 
 @pytest.mark.parametrize("url", ["redis://redis.test", "redis://:canary@redis.test:6380/1", "unix:///run/redis.sock"])

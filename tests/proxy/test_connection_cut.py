@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -26,6 +28,9 @@ class SilentSocket:
     def fileno(self) -> int:
         """Have no descriptor."""
         return -1
+
+    def close(self) -> None:
+        """Be closed."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,3 +123,18 @@ def test_a_cut_that_comes_when_its_request_has_ended_spares_the_next_one(connect
 
     run(serve, lambda: spared.wait(5), lambda: connection.cut(CallRevoked()))
     assert outcomes == ["spared", "cut by its own"]
+
+
+def test_a_closed_connection_goes_at_once_and_is_no_garbage_to_collect() -> None:
+    connection = ClientConnection(SilentSocket(), Deadlines(PaceRule(10.0), PaceRule(10.0), 10.0))
+    request = SimpleNamespace(_expected_100_continue=False, body=SimpleNamespace(reader=None), sock=connection)
+    connection.begin_request(request)
+    connection.end_request()
+    connection.close()
+    left = weakref.ref(connection)
+    gc.disable()
+    try:
+        del connection, request
+        assert left() is None
+    finally:
+        gc.enable()

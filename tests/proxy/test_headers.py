@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import string
 
 import pytest
 
@@ -49,6 +51,34 @@ def test_a_header_value_beyond_printable_ascii_is_a_400(value: str) -> None:
 @pytest.mark.parametrize("value", ["", "a b", "a,b", "a\n", "é", "a" * 129, None])
 def test_a_request_id_of_another_alphabet_is_not_taken(value: str | None) -> None:
     assert valid_request_id(value) is None
+
+
+def test_a_request_id_is_made_of_letters_digits_and_four_marks() -> None:
+    taken = {character for character in map(chr, range(256)) if valid_request_id(character)}
+    assert taken == set(string.ascii_letters + string.digits + "._:-")
+
+
+def test_a_value_is_made_of_printable_ascii_and_tabs_in_both_directions() -> None:
+    up, down = set(), set()
+    for character in map(chr, range(256)):
+        with contextlib.suppress(Refusal):
+            up |= set(upstream_headers({"accept": character}, request_id="r", assertion=None, trace=TRACE)["Accept"])
+        with contextlib.suppress(AnswerFault):
+            down |= set(answer_headers([("Allow", character)], request_id="r", client_id=None)[0][1])
+    assert up == down == {"\t", *map(chr, range(0x20, 0x7F))}
+
+
+def test_the_servers_request_id_is_taken_in_one_spelling_alone() -> None:
+    for digit in map(chr, range(128)):
+        told = answer_headers([("Request-Id", f"req_{digit * 32}")], request_id="req_1", client_id=None)
+        assert told[0][1] == (f"req_{digit * 32}" if digit in "0123456789abcdef" else "req_1")
+    echoed = [("X-Inference-Echo", "req_" + "0" * 32)]
+    assert answer_headers(echoed, request_id="req_1", client_id=None)[1:] == [
+        ("Request-Id", "req_1"),
+        ("X-Request-Id", "req_1"),
+    ]
+    for other in ("req_" + "0" * 31, "req_" + "0" * 33, "xreq_" + "0" * 32):
+        assert answer_headers([("Request-Id", other)], request_id="req_1", client_id=None)[0] == ("Request-Id", "req_1")
 
 
 def test_only_named_headers_come_back() -> None:

@@ -9,7 +9,7 @@ import pytest
 from proxy.jwks import load_key_set
 from proxy.jws import decode_base64url
 from proxy.keys import KeyFault
-from tests.proxy.signing import ALGORITHMS, KEY_IDS, key_entry, public_jwk, sign
+from tests.proxy.signing import ALGORITHMS, KEY_IDS, encode_part, key_entry, public_jwk, sign
 
 PUBLIC = ("RS256", "ES256", "EdDSA")
 
@@ -44,6 +44,12 @@ def test_an_algorithm_that_is_not_named_follows_from_the_type() -> None:
         assert [key.algorithm for key in keys.values()] == list(PUBLIC)
 
 
+def test_a_key_that_does_not_say_what_it_is_for_verifies() -> None:
+    jwk = {name: member for name, member in public_jwk("RS256").items() if name != "use"}
+    for published in (True, False):
+        assert set(load_key_set({"keys": [jwk]}, published=published)) == {"rs-1"}
+
+
 def test_what_an_issuer_publishes_for_something_else_is_left_out() -> None:
     others = [
         public_jwk("RS256", use="enc", alg="RSA-OAEP", kid="encryption"),
@@ -73,6 +79,7 @@ def test_what_an_issuer_publishes_for_something_else_is_left_out() -> None:
         ({"key_ops": []}, "keys[0].key_ops: must be verify alone for a key that verifies"),
         ({"alg": "ES256"}, "keys[0].alg: must be RS256 for a key of the type RSA"),
         ({"alg": 7}, "keys[0].alg: must be RS256 for a key of the type RSA"),
+        ({"alg": 7, "use": "enc"}, "keys[0].alg: must be RS256 for a key of the type RSA"),
         ({"kty": "EC"}, None),
         ({"kty": "rsa"}, "keys[0].kty: must be RSA, EC, OKP or oct"),
         ({"kty": ["RSA"]}, "keys[0].kty: must be RSA, EC, OKP or oct"),
@@ -96,6 +103,10 @@ def test_a_contradiction_refuses_the_set(change: dict[str, Any], told: str | Non
         (public_jwk("ES256", crv="P-384"), "keys[0].crv: must be P-256"),
         (public_jwk("ES256", x=public_jwk("EdDSA")["x"]), "keys[0]: is not a key of the type EC"),
         (public_jwk("ES256", x=public_jwk("ES256")["x"] + "AA"), "keys[0]: is not a key of the type EC"),
+        (
+            public_jwk("ES256", x=encode_part(bytes(1) + decode_base64url(public_jwk("ES256")["x"]))),
+            "keys[0]: is not a key of the type EC",
+        ),
         (public_jwk("EdDSA", crv="Ed448"), "keys[0].crv: must be Ed25519"),
         (public_jwk("EdDSA", x="AAAA"), "keys[0]: is not a key of the type OKP"),
         (public_jwk("EdDSA", y="AAAA"), "keys[0].y: is no member of a JWK of the type OKP"),
@@ -131,10 +142,21 @@ def test_a_published_set_holds_no_secret_and_is_a_list() -> None:
     [
         ([], "a key set is an object with the member keys"),
         ({}, "a key set is an object with the member keys"),
+        (["keys"], "a key set is an object with the member keys"),
+        ("keys", "a key set is an object with the member keys"),
         ({"keys": "x"}, "keys: must be a list of JWKs"),
         ({"keys": []}, "keys: must hold 1 to 64 keys, this one holds 0"),
         ({"keys": [{}] * 65}, "keys: must hold 1 to 64 keys, this one holds 65"),
         ({"keys": [public_jwk("RS256")], "more": 1}, "more: is no member of a key set"),
+        ({"keys": [public_jwk("RS256")], "most": 1, "more": 1, "much": 1}, "more: is no member of a key set"),
+        (
+            {"keys": [public_jwk("RS256", most=1, more=1, much=1)]},
+            "keys[0].more: is no member of a JWK of the type RSA",
+        ),
+        (
+            {"keys": [public_jwk("RS256", q="AQAB", d="AQAB", p="AQAB")]},
+            "keys[0].d: belongs to a private key, which is nobody's but the issuer's",
+        ),
         ({"keys": [public_jwk("RS256", more=1)]}, "keys[0].more: is no member of a JWK of the type RSA"),
     ],
 )

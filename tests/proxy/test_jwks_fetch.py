@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 import http.server
 import ipaddress
+import signal
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from proxy import jwks_fetch
 from proxy.policy import KeyPlace
 from proxy.published_keys import FetchFault, fetch_published
 
@@ -27,19 +31,23 @@ PATHS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "/larger": (200, {}, b" " * 65537),
     "/moved": (302, {"Location": "/keys"}, b""),
     "/missing": (404, {}, b"{}"),
-    "/packed": (200, {"Content-Encoding": "gzip"}, b"x"),
+    "/plain": (200, {"Content-Encoding": "Identity"}, b"{}"),
+    "/packed": (200, {"Content-Encoding": "gzip"}, b"packed"),
 }
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answer by path; `/slow` sends a byte every 0.3 s for as long as it is let."""
+    """Answer by path; `/slow` sends a byte every 0.3 s for as long as it is let; `/silent` says nothing."""
 
     def do_GET(self) -> None:
         self.server.seen.append((self.path, dict(self.headers)))  # type: ignore[attr-defined]
+        ended: threading.Event = self.server.ended  # type: ignore[attr-defined]
+        if self.path == "/silent":
+            ended.wait()
+            return
         if self.path == "/slow":
             self.send_response(200)
             self.end_headers()
-            ended: threading.Event = self.server.ended  # type: ignore[attr-defined]
             try:
                 while not ended.wait(0.3):
                     self.wfile.write(b" ")
@@ -103,7 +111,21 @@ def test_a_document_comes_as_it_is_up_to_64_kib(issuer: Issuer, monkeypatch: pyt
     assert fetch(issuer, "/keys") == b'{"keys": []}'
     assert fetch(issuer, "/largest") == b" " * 65536
     headers = issuer.seen[0][1]
+    assert headers["Accept"] == "application/jwk-set+json, application/json"
     assert headers["Accept-Encoding"] == "identity" and "Authorization" not in headers and "Cookie" not in headers
+
+
+def test_the_environment_of_the_child_itself_would_decide_nothing(
+    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login a password b\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert jwks_fetch.fetch(issuer.base + "/keys", None) == b'{"keys": []}'
+    assert "Authorization" not in issuer.seen[0][1]
+    assert jwks_fetch.fetch(issuer.base + "/plain", None) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +142,25 @@ def test_another_answer_is_none(issuer: Issuer, path: str, told: str) -> None:
     assert [seen for seen, _headers in issuer.seen] == [path]
 
 
+def test_an_issuer_that_is_silent_is_given_up_even_without_the_alarm(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks_fetch, "TOTAL_SECONDS", 0.05)
+    with pytest.raises(jwks_fetch.FetchFault, match=r"^it did not answer in time$"):
+        jwks_fetch.fetch(issuer.base + "/silent", None)
+
+
+@pytest.fixture
+def deaf_to_alarms() -> Iterator[None]:
+    """Ignore and block SIGALRM, which a child inherits."""
+    handler = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.usefixtures("deaf_to_alarms")
 def test_an_answer_that_drips_is_given_up_after_two_seconds(issuer: Issuer) -> None:
     began = time.monotonic()
     assert fault(issuer, "/slow") == "it did not answer in time"
@@ -129,6 +170,12 @@ def test_an_answer_that_drips_is_given_up_after_two_seconds(issuer: Issuer) -> N
 def test_an_issuer_that_is_not_there_is_told(issuer: Issuer) -> None:
     issuer.close()
     assert fault(issuer, "/keys") == "it gave no answer (ConnectionError)"
+
+
+@pytest.mark.parametrize("arguments", [[], ["http://127.0.0.1:9/", "ca.pem", "more"]], ids=len)
+def test_a_url_and_at_most_its_certificates_are_taken(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-I", jwks_fetch.__file__, *arguments], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"a URL is needed\n")
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

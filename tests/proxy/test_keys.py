@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import math
+import string
 from typing import Any
+from unittest.mock import create_autospec
 
 import jwt
 import pytest
@@ -52,6 +56,7 @@ def test_a_key_verifies_what_its_half_signed_and_nothing_else(algorithm: str) ->
         ({"alg": "HS256", "public_pem": "x"}, "keys.k.public_pem: is no member of a key for HS256"),
         ({"alg": "RS256", "k_b64url": "x"}, "keys.k.k_b64url: is no member of a key for RS256"),
         ({"alg": "HS256", "k_b64url": "a", "use": "sig"}, "keys.k.use: is no member of a key for HS256"),
+        ({"alg": "HS256", "use": "sig", "zip": 1, "x": 1}, "keys.k.use: is no member of a key for HS256"),
         ({"alg": "HS256", "k_b64url": "a+b="}, "keys.k.k_b64url: is not unpadded base64url"),
         (
             {"alg": "HS256", "k_b64url": encode_part(bytes(31))},
@@ -79,6 +84,20 @@ def test_a_wrong_key_is_refused_by_member(entry: Any, told: str) -> None:
     assert fault(entry) == told
 
 
+def test_an_even_exponent_is_refused_whatever_the_library_thinks_of_it() -> None:
+    even = create_autospec(rsa.RSAPublicKey, instance=True, key_size=2048)
+    even.public_numbers.return_value = rsa.RSAPublicNumbers(65540, SOUND_MODULUS)
+    with pytest.raises(KeyFault, match=r"^a: an RSA exponent is odd and at least 65537$"):
+        public_key("RS256", even, ("a",))
+
+
+def test_a_key_of_a_kind_that_the_library_does_not_know_is_refused() -> None:
+    # RFC 5280 section 4.1: a SubjectPublicKeyInfo with the algorithm 1.2.3.4 and no bits.
+    information = base64.b64encode(bytes.fromhex("300a300506032a0304030100")).decode()
+    pem = f"-----BEGIN PUBLIC KEY-----\n{information}\n-----END PUBLIC KEY-----\n"
+    assert fault({"alg": "RS256", "public_pem": pem}) == "keys.k.public_pem: is not a PEM public key"
+
+
 def test_keys_at_the_bounds_are_taken() -> None:
     load_keys({"k": {"alg": "HS256", "k_b64url": encode_part(bytes(32))}})
     load_keys({"k": {"alg": "RS256", "public_pem": rsa_pem(2**2047 + 1)}})
@@ -94,6 +113,15 @@ def test_a_key_on_another_curve_is_refused() -> None:
 @pytest.mark.parametrize("key_id", ["", "a b", "a/b", "é", "a\n", "x" * 65])
 def test_a_key_id_that_no_header_may_name_is_refused(key_id: str) -> None:
     assert "a key id is 1 to 64 characters" in fault(key_entry("HS256"), key_id)
+
+
+def test_a_key_id_is_made_of_letters_digits_and_three_marks() -> None:
+    taken = set()
+    for character in map(chr, range(128)):
+        with contextlib.suppress(KeyFault):
+            taken |= set(load_keys({character: key_entry("HS256")}))
+    assert taken == set(string.ascii_letters + string.digits + "._-")
+    load_keys({"x" * 64: key_entry("HS256")})
 
 
 def test_sixty_four_keys_are_taken_and_one_more_or_none_are_not() -> None:
@@ -119,6 +147,8 @@ def test_a_secret_that_is_no_secret_is_told() -> None:
         secret_key(b"", ("keys", "a"))
     with pytest.raises(KeyFault, match=r"^keys\.a: an HS256 secret must not be a PEM or SSH public key$"):
         secret_key(public_pem("RS256").encode(), ("keys", "a"))
+    with pytest.raises(KeyFault, match=r"^keys\.a: an HS256 secret must not be a PEM or SSH public key$"):
+        long_secret_key(encode_part(public_pem("RS256").encode()), ("keys", "a"))
 
 
 def test_the_fingerprint_of_a_broken_generator_is_found_and_sound_moduli_pass() -> None:

@@ -33,7 +33,9 @@ def test_each_member_knows_its_line() -> None:
     assert located.value == {"a": 1, "b": {"c": [1, {"d": 2}]}}
     lines = {(): 2, ("a",): 2, ("b",): 3, ("b", "c"): 4, ("b", "c", 0): 5, ("b", "c", 1): 5, ("b", "c", 1, "d"): 5}
     assert {path: located.line_of(path) for path in lines} == lines
-    assert located.line_of(("b", "c", 7, "x")) == 4, "a missing member stands where it would be"
+    assert located.line_of(("b", "c", 7)) == located.line_of(("b", "c", 7, "x")) == 4, (
+        "a missing member stands where it would be"
+    )
 
 
 def test_a_fault_of_a_member_is_told_with_file_line_and_place() -> None:
@@ -65,7 +67,8 @@ def test_a_fault_of_a_member_is_told_with_file_line_and_place() -> None:
         (b'{"a": 1}\n}', "f:2: something follows the end of the JSON text"),
         (b"", "f:1: a JSON value is expected"),
         (b'\xef\xbb\xbf{"a": 1}', "f:1: a JSON value is expected"),
-        (b'{"a":\n"\xff"}', "f:2: is not UTF-8"),
+        (b'{"a":\n"\xff"\n}', "f:2: is not UTF-8"),
+        (b"\n\xff", "f:2: is not UTF-8"),
         (b"[" * 18 + b"]" * 18, "f:1: " + dotted((0,) * 17) + ": is nested too deep"),
         (b"[" * 100_000, "f:1: " + dotted((0,) * 17) + ": is nested too deep"),
     ],
@@ -83,3 +86,47 @@ def test_seventeen_levels_are_read() -> None:
 @pytest.mark.parametrize("name", ["a b", "\x1b[31m", "é", "x" * 65, ""])
 def test_a_name_that_could_disturb_a_log_is_not_repeated(name: str) -> None:
     assert dotted(("keys", name, 3)) == "keys.?[3]"
+
+
+def test_a_name_is_shown_where_it_is_visible_ascii_of_64_characters_at_most() -> None:
+    shown = {character for character in map(chr, range(128)) if dotted((character,)) == character} - {"?"}
+    assert shown == set(map(chr, range(0x21, 0x7F))) - {"?"}
+    assert dotted(("x" * 64,)) == "x" * 64
+    assert dotted(("a", 0, "b", 1, 2)) == "a[0].b[1][2]"
+
+
+@pytest.mark.parametrize("text", ["0", "-0", "10", "9" * 32, "-1", "0.5", "1E5", "1e+05", "2.50e-7", "true", "null"])
+def test_a_number_or_a_name_is_read_as_json_says(text: str) -> None:
+    value = parse_located(text.encode(), "f").value
+    assert value == json.loads(text) and type(value) is type(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["+1", ".5", "1.", "1e", "1e+", "1.e5", "-", "00", "1_0", "0x1", "True", "nulls", "tru"]
+)
+def test_another_spelling_of_a_number_or_a_name_is_refused(text: str) -> None:
+    with pytest.raises(FileFault, match=r"^f:1: (a JSON value is expected|something follows the end)"):
+        parse_located(text.encode(), "f")
+
+
+@pytest.mark.parametrize("form", ["{}", "1{}", "-{}", "1.{}", "1.5{}", "1e{}", "1e-{}", "1e5{}", "[1]{}", '"a"{}'])
+def test_any_one_character_is_judged_as_json_judges_it(form: str) -> None:
+    for character in map(chr, range(128)):
+        text = form.format(character)
+        try:
+            expected = [json.loads(text)]
+        except ValueError:
+            expected = []
+        try:
+            read = [parse_located(text.encode(), "f").value]
+        except FileFault:
+            read = []
+        assert read == expected, text
+
+
+def test_blank_is_what_json_says_it_is() -> None:
+    assert parse_located(b" \t\r\n[ \t\r\n1 \t\r\n, \t\r\n{ \t\r\n}, [ \t\r\n]] \t\r\n", "f").value == [1, {}, []]
+    assert parse_located(b'{"a":1,"b":[2,3]}', "f").value == {"a": 1, "b": [2, 3]}
+    for blank in (b"\x0b", b"\x0c", b"\xc2\xa0", b"\x00"):
+        with pytest.raises(FileFault):
+            parse_located(blank + b"1", "f")

@@ -45,3 +45,4 @@ def test_a_call_that_ends_while_it_is_cut_does_not_disturb_the_others() -> None:
 
 def test_a_cut_call_is_told_as_a_401() -> None:
     assert (CallRevoked().status, CallRevoked().code) == (401, "jwt_revoked")
+    assert CallRevoked().message == "JWT has been revoked."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from proxy.auth import AuthError
 from proxy.policy import KeyPlace, PolicyFault, StrictPolicy, read_policy
 from tests.proxy.signing import claims, policy
+
+ASCII = [chr(code) for code in range(128)]
 
 
 def fault(**members: Any) -> str:
@@ -32,13 +35,17 @@ def test_what_a_policy_leaves_open_has_defaults() -> None:
     assert (read.max_bearer_bytes, read.max_header_bytes) == (8192, 512)
     assert read.required == {"aud", "team_id", "exp", "iat"}, "without these nothing could be checked"
     assert read.kind == "at+jwt"
+    halves = read_policy(policy(max_token_bytes=3.5, max_header_bytes=4.5))
+    assert (halves.max_bearer_bytes, halves.max_header_bytes) == (3, 4)
 
 
 @pytest.mark.parametrize(
     ("words", "audience"),
     [
         ("exactly api (string or one-element list)", "api"),
+        ("exactly api ()", "api"),
         ("exactly api", "exactly api"),
+        ("exactly  (x)", "exactly  (x)"),
         ("not exactly api (x)", "not exactly api (x)"),
         ("exactly api (x) y", "exactly api (x) y"),
     ],
@@ -85,6 +92,12 @@ def test_a_policy_that_cannot_be_kept_is_refused_by_member(members: dict[str, An
     assert fault(**members) == told
 
 
+def test_a_fault_says_the_place_as_one_finds_it_in_the_file() -> None:
+    with pytest.raises(PolicyFault) as caught:
+        read_policy(policy(key_file="a"))
+    assert caught.value.path == ("key_file",)
+
+
 @pytest.mark.parametrize(
     ("members", "place"),
     [
@@ -96,6 +109,7 @@ def test_a_policy_that_cannot_be_kept_is_refused_by_member(members: dict[str, An
             KeyPlace(url="https://issuer.test/", ca_file="ca.pem"),
         ),
         ({"jwks_url": "http://127.0.0.1:8080/keys"}, KeyPlace(url="http://127.0.0.1:8080/keys")),
+        ({"jwks_url": "https://a"}, KeyPlace(url="https://a")),
         ({"jwks_url": "http://[::1]/keys"}, KeyPlace(url="http://[::1]/keys")),
         ({"jwks_url": "http://localhost/keys"}, KeyPlace(url="http://localhost/keys")),
     ],
@@ -111,6 +125,7 @@ def test_keys_may_lie_elsewhere(members: dict[str, Any], place: KeyPlace) -> Non
         ("file://host/keys", "must be an https URL without a user or a fragment"),
         ("keys.json", "must be an https URL without a user or a fragment"),
         ("https://", "must be an https URL without a user or a fragment"),
+        ("https:///keys", "must be an https URL without a user or a fragment"),
         ("https://issuer.test:0/", "must be an https URL without a user or a fragment"),
         ("https://issuer.test:99999/", "must be an https URL without a user or a fragment"),
         ("https://[::1/", "must be an https URL without a user or a fragment"),
@@ -154,3 +169,23 @@ def test_what_a_policy_does_not_require_may_be_missing() -> None:
     assert checked(read, jti=None) == "jwt_claims: JWT lacks a required claim."
     assert checked(read, iss="https://another.test") == "jwt_issuer: JWT issuer is not accepted."
     assert checked(read, sub="A") == "jwt_subject: JWT subject is not accepted."
+
+
+def test_a_subject_is_made_of_these_characters_and_no_others() -> None:
+    read = read_policy(policy())
+    words = set(string.ascii_lowercase + string.digits)
+    assert {character for character in ASCII if checked(read, sub=character) == "good"} == words
+    assert {character for character in ASCII if checked(read, sub=f"a{character}a") == "good"} == words | set("_-")
+
+
+def test_a_url_is_made_of_these_characters_and_no_others() -> None:
+    def taken(character: str) -> bool:
+        try:
+            return read_policy(policy(keys=None, jwks_url=f"https://issuer.test/a?{character}")).key_place is not None
+        except PolicyFault:
+            return False
+
+    marks = set("._~:/?@!$&'()*+,;=%-[]")
+    assert {character for character in ASCII if taken(character)} == set(string.ascii_letters + string.digits) | marks
+    assert read_policy(policy(keys=None, jwks_url="https://a.test/" + "a" * 1993)).key_place
+    assert fault(keys=None, jwks_url="https://a.test/" + "a" * 1994).startswith("jwks_url: must be an https URL")

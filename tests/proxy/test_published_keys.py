@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proxy import published_keys
 from proxy.policy import KeyPlace
-from proxy.published_keys import FetchFault, PublishedKeys, read_published
+from proxy.published_keys import FetchFault, PublishedKeys, fetch_published, read_published
 from tests.proxy.signing import public_jwk
 
 
@@ -101,6 +107,7 @@ def test_the_last_good_set_is_kept_for_an_hour_of_outage_and_then_dropped(caplog
     issuer.at += 30
     assert keys.refresh() and set(keys.keys) == {"b"}
     assert caplog.messages[-1] == "jwks_url: a good key set is there again"
+    assert {record.name for record in caplog.records} == {"proxy"}
 
 
 def test_a_wrong_set_is_refused_whole_and_the_old_one_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,3 +148,46 @@ def test_a_fault_tells_line_and_member_and_no_key() -> None:
         read_published(json.dumps({"keys": [jwk]}).replace('"use"', '\n\n"use"').encode())
     assert jwk["x"] not in str(caught.value)
     assert logging.getLogger("proxy").level == logging.NOTSET
+
+
+class Child:
+    """Stand for `subprocess.run`: note what is run, and end as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.command: list[str] = []
+        self.options: dict[str, Any] = {}
+        self.ending: Exception | tuple[int, bytes, bytes] = (0, b"the set", b"")
+        monkeypatch.setattr(published_keys.subprocess, "run", self.run)
+
+    def run(self, command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        self.command, self.options = command, options
+        if isinstance(self.ending, Exception):
+            raise self.ending
+        return subprocess.CompletedProcess(command, *self.ending)
+
+    def told(self, *ending: Any) -> str:
+        self.ending = ending if len(ending) > 1 else ending[0]
+        with pytest.raises(FetchFault) as caught:
+            fetch_published(KeyPlace(url="https://issuer.test/"))
+        return str(caught.value)
+
+
+def test_the_child_is_isolated_and_is_told_the_url_and_its_certificates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child(monkeypatch)
+    program = str(Path(published_keys.__file__).with_name("jwks_fetch.py"))
+    assert fetch_published(KeyPlace(url="https://issuer.test/")) == b"the set"
+    assert child.command == [sys.executable, "-I", program, "https://issuer.test/"]
+    fetch_published(KeyPlace(url="https://issuer.test/", ca_file="/a/ca.pem"))
+    assert child.command == [sys.executable, "-I", program, "https://issuer.test/", "/a/ca.pem"]
+    assert child.options == {"env": {}, "capture_output": True, "timeout": 10.0, "check": False}
+
+
+def test_how_a_child_ends_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child(monkeypatch)
+    assert child.told(PermissionError(13, "no")) == "the fetch could not be run (PermissionError)"
+    assert child.told(subprocess.TimeoutExpired("x", 10)) == "the fetch could not be run (TimeoutExpired)"
+    assert child.told(-signal.SIGALRM, b"half", b"said\n") == "it did not answer in time"
+    assert child.told(1, b"half", b"") == "the fetch ended with 1"
+    assert child.told(-signal.SIGKILL, b"", b" \n") == "the fetch ended with -9"
+    assert child.told(1, b"", b"first\nand\nthe last \xff\n\n") == "the last \ufffd"
+    assert child.told(3, b"", b"a" * 201) == "a" * 200

@@ -150,6 +150,14 @@ def test_a_wrong_answer_is_no_count(answer: bytes) -> None:
     assert "canary" not in str(caught.value)
 
 
+def test_an_answer_without_an_end_is_given_up_before_its_time_is_over() -> None:
+    with answering(b"+" + b"x" * 40_000) as port:
+        client = Client(f"redis://127.0.0.1:{port}/0", 2.0)
+        with pytest.raises(CountUnavailable, match=r"^WrongAnswer$"):
+            client.take(CountedWindow("a", 3, 60))
+        client.windows.close()
+
+
 def test_a_right_answer_of_the_stand_in_would_be_a_count() -> None:
     with answering(frame(1, 5_000_000, 2, 1_500_000)) as port:
         client = Client(f"redis://127.0.0.1:{port}/0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from types import MappingProxyType
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.auth import Claims
-from proxy.transaction import JsonTransactionFormatter, Transaction, escape
+from proxy.logs import JsonFormatter
+from proxy.transaction import Transaction, escape
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -53,7 +55,7 @@ def test_a_reader_that_was_cut_is_told_with_the_reason(caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO, logger="test.transaction"):
         transaction.finish(client_left=True, cut_reason="write_stalled")
     assert caplog.messages[-1].endswith(f"trace_id={TRACE_ID} cut_reason=write_stalled")
-    told = json.loads(JsonTransactionFormatter().format(caplog.records[-1]))
+    told = json.loads(JsonFormatter().format(caplog.records[-1]))
     assert (told["status_code"], told["cut_reason"]) == (499, "write_stalled")
 
 
@@ -76,12 +78,13 @@ def test_as_json_the_line_has_the_same_names_and_its_numbers_stay_numbers(caplog
     transaction.stats = {"tps": 12.5}
     written(caplog, transaction)
     caplog.records[-1].created = 1_700_000_000.25
-    line = JsonTransactionFormatter().format(caplog.records[-1])
+    line = JsonFormatter().format(caplog.records[-1])
     assert line.isascii() and line.isprintable()
     assert json.loads(line) == {
         "time": "2023-11-14T22:13:20.250Z",
         "level": "info",
         "process": "proxy",
+        "pid": os.getpid(),
         "message": "transaction",
         "path": ("/a\nforged\x1b[2J" + "x" * 500)[:256],
         "client_address": "127.0.0.1",
@@ -97,7 +100,7 @@ def test_as_json_what_is_unknown_is_null_and_so_are_statistics_without_bound(cap
     transaction = make_transaction("/x")
     transaction.stats = ["x" * 2000]
     written(caplog, transaction, client_left=True)
-    body = json.loads(JsonTransactionFormatter().format(caplog.records[-1]))
+    body = json.loads(JsonFormatter().format(caplog.records[-1]))
     assert (body["jwt"], body["stats"], body["status_code"]) == (None, None, 499)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import gevent
 import pytest
 
+from proxy.located_json import FileFault
 from proxy.watched_file import MAX_FILE_BYTES, WatchedFile, refresh_safely
 
 LONG_AGO = 1_000_000_000
@@ -122,8 +123,14 @@ def test_a_wrong_first_file_stops_the_start(path: Path) -> None:
 
 def test_a_pipe_in_the_files_place_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="not a regular file"):
+    with pytest.raises(FileFault, match="not a regular file"):
         watched(tmp_path / "pipe")
+
+
+def test_a_first_file_that_is_too_large_is_a_fault_of_the_file(path: Path) -> None:
+    write(path, "1" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(FileFault, match=f"is larger than {MAX_FILE_BYTES} bytes"):
+        watched(path)
 
 
 def test_a_defect_of_a_reader_does_not_end_the_watching_and_quotes_nothing(

@@ -9,7 +9,7 @@ import pytest
 
 from inference_api import half_finished
 from inference_api.model_image import build_mock_image
-from tests.integration.service import free_port
+from tests.integration.service import free_ports
 from tests.scripts.cleaning import HALF
 from tests.scripts.doctoring import SECRET
 
@@ -17,12 +17,13 @@ from tests.scripts.doctoring import SECRET
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """Return settings with which a start works, apart from every other service on this machine."""
+    port, proxy_port = free_ports(2)
     return {
         "PATH": os.environ["PATH"],
         "INFERENCE_API_CACHE_DIR": str(tmp_path / "cache"),
         "INFERENCE_API_RUN_DIR": str(tmp_path / "run"),
-        "INFERENCE_API_PORT": str(free_port()),
-        "PROXY_PORT": str(free_port()),
+        "INFERENCE_API_PORT": str(port),
+        "PROXY_PORT": str(proxy_port),
         "JWT_SECRET": SECRET,
     }
 

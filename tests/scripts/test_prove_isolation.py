@@ -71,6 +71,12 @@ def test_where_nobody_answers_nothing_is_proven() -> None:
     assert said.startswith("ERROR: nothing could be tried: ")
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:1223", "localhost", "ftp://127.0.0.1", "http://"])
+def test_an_address_that_is_no_url_is_told_as_such(url: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{url!r} is no URL such as http://")):
+        module("self_identifying").Target(url, [])
+
+
 @pytest.mark.parametrize(
     ("texts", "is_whole", "outcome"),
     [

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from flask import Flask
+from gunicorn.http.errors import InvalidChunkExtension, InvalidChunkSize, InvalidHeaderName
 
 from inference_api.errors import SettingError
 from inference_api.server.app import SCOPES
+from inference_api.server.bodies import StrictModel
 from inference_api.server.identity import ASSERTION_HEADER
 from proxy.auth import Claims, mint_assertion
 from tests.server.conftest import INTERNAL_KEY, NOW
@@ -31,6 +34,50 @@ def _headers(method: str, path: str, *scopes: str, tenant: str = "alpha") -> dic
 
 def test_the_scope_table_names_every_endpoint_and_no_other(app: Flask) -> None:
     assert {rule.endpoint for rule in app.url_map.iter_rules()} == SCOPES.keys()
+
+
+def models_of(base: type[StrictModel]) -> Iterator[type[StrictModel]]:
+    for model in base.__subclasses__():
+        yield from (model, *models_of(model))
+
+
+def described(model: type[StrictModel]) -> object:
+    model.model_rebuild()
+    return model.__pydantic_core_schema__
+
+
+def lists_in(schema: object) -> Iterator[dict[str, Any]]:
+    """Find the lists of one of pydantic's schemas."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            yield schema
+        schema = [member for name, member in schema.items() if name != "metadata"]
+    if isinstance(schema, list | tuple):
+        for member in schema:
+            yield from lists_in(member)
+
+
+def test_no_list_of_any_body_gathers_a_fault_for_each_of_its_entries(app: Flask) -> None:
+    found = [(model, schema) for model in models_of(StrictModel) for schema in lists_in(described(model))]
+    assert len(found) > 20
+    for model, schema in found:
+        takes_anything = schema.get("items_schema", {"type": "any"})["type"] == "any"
+        assert takes_anything or "max_length" in schema or schema.get("fail_fast"), (model, schema)
+
+
+@pytest.mark.parametrize("fault", [InvalidChunkSize(b"x"), InvalidChunkExtension("x"), InvalidHeaderName("X")])
+def test_a_body_that_is_no_chunks_is_the_callers_fault(app: Flask, fault: Exception) -> None:
+    class BrokenBody:
+        def read(self, _size: int = -1) -> bytes:
+            raise fault
+
+    answer = app.test_client().post(
+        "/v1/completions",
+        content_type="application/json",
+        environ_overrides={"wsgi.input": BrokenBody(), "wsgi.input_terminated": True},
+    )
+    told = answer.get_json()["error"]["message"]
+    assert (answer.status_code, told) == (400, "The body is not framed correctly.")
 
 
 def test_only_health_and_the_description_are_open_to_everybody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tracemalloc
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from inference_api.errors import InvalidRequestError
-from inference_api.server.bodies import StopText, StrictModel, TokenId, parse_body
+from inference_api.server.bodies import StopText, StrictModel, TokenId, TokenIds, parse_body
 
 JSON = "application/json"
 
@@ -203,6 +204,36 @@ def test_a_member_that_comes_twice_is_refused(body: str, name: str) -> None:
 )
 def test_half_a_surrogate_pair_is_refused_with_its_place(body: str, place: str) -> None:
     assert fault(body)[0].startswith(f"Parameter: {place} has half a surrogate pair")
+
+
+class IdsBody(StrictModel):
+    """A body of one long list."""
+
+    ids: TokenIds
+
+
+def test_a_long_list_of_wrong_ids_is_refused_by_the_first_without_a_fault_for_each() -> None:
+    body = f'{{"ids": [{"-1," * 20_000}-1]}}'.encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match=r"^ids\[0\]: "):
+            parse_body(IdsBody, body, JSON)
+        _now, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 20 * len(body)
+
+
+def test_long_names_around_a_value_are_not_copied_for_each_depth() -> None:
+    depth, name = 400, "n" * 500
+    body = f'{{"{name}":' * depth + "1" + "}" * depth
+    tracemalloc.start()
+    try:
+        fault(body)
+        _now, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 20 * len(body)
 
 
 def test_a_pair_is_a_character() -> None:

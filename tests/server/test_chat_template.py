@@ -174,6 +174,7 @@ def test_a_message_that_the_template_repeats_is_named() -> None:
         ("replace('a', 'b')", "aa"),
         ("tojson", 'say "a"'),
         ("truncate(9, true)", "a long text"),
+        ("truncate(34, true, '', 0)", "short"),  # what stands in its place is one character longer
         ("length", "a"),
         ("reverse", "ab"),
     ],

@@ -9,8 +9,14 @@ import pytest
 
 from inference_api.config import Settings
 from inference_api.errors import ForbiddenError, SettingError, UnauthenticatedError
-from inference_api.server.identity import Identity, choose_request_id, is_loopback_socket, read_internal_key
-from proxy.auth import Claims, mint_assertion
+from inference_api.server.identity import (
+    ASSERTION_HEADER,
+    Identity,
+    choose_request_id,
+    is_loopback_socket,
+    read_internal_key,
+)
+from proxy.auth import Claims, derive_internal_key, mint_assertion
 
 KEY = b"k" * 32
 NOW = 1_700_000_000.0
@@ -68,9 +74,13 @@ def test_a_scope_that_the_bearer_lacks_is_forbidden_and_named() -> None:
 
 
 def test_without_an_assertion_nobody_is_served_unless_the_switch_is_on() -> None:
-    with pytest.raises(UnauthenticatedError, match="proxy"):
+    with pytest.raises(UnauthenticatedError) as caught:
         _authenticate(None)
-    assert _authenticate(None, anonymous=True).tenant == "local"
+    assert str(caught.value) == "This address serves the proxy only; send the request to the proxy."
+    local = _authenticate(None, anonymous=True)
+    assert local == Claims("local", None, frozenset({"inference", "metrics"}), None, {})
+    with pytest.raises(AttributeError):
+        local.scopes.add("more")  # type: ignore[attr-defined]
 
 
 def test_the_proxys_request_id_is_taken_and_anything_else_replaced() -> None:
@@ -80,6 +90,13 @@ def test_the_proxys_request_id_is_taken_and_anything_else_replaced() -> None:
         assert chosen != proposed
         assert len(chosen) == 36 and chosen.startswith("req_")
     assert choose_request_id(None) != choose_request_id(None)
+    spellings = {digit: f"req_{digit * 32}" for digit in map(chr, range(128))}
+    taken = {digit for digit, proposed in spellings.items() if choose_request_id(proposed) == proposed}
+    assert taken == set("0123456789abcdef")
+
+
+def test_the_assertion_has_a_header_of_its_own() -> None:
+    assert ASSERTION_HEADER == "X-Internal-Assertion"
 
 
 @pytest.fixture
@@ -102,13 +119,28 @@ def test_a_key_file_may_end_with_a_newline(settings: Settings) -> None:
 
 
 def test_a_short_or_absent_key_file_stops_the_start_and_names_the_setting(settings: Settings) -> None:
-    with pytest.raises(SettingError, match="INTERNAL_AUTH_KEY_FILE"):
+    path = settings.key_path
+    with pytest.raises(SettingError) as caught:
         read_internal_key(settings)
-    settings.key_path.write_text("hunch")
+    assert str(caught.value) == f"INTERNAL_AUTH_KEY_FILE={path} cannot be read: No such file or directory"
+    path.write_text("h" * 31)
+    path.chmod(0o600)
+    with pytest.raises(SettingError) as caught:
+        read_internal_key(settings)
+    assert str(caught.value) == f"INTERNAL_AUTH_KEY_FILE={path} holds 31 bytes; at least 32 are needed."
+    path.write_text("h" * 32)
+    assert read_internal_key(settings) == b"h" * 32
+
+
+def test_without_a_key_of_its_own_it_is_derived_from_the_shared_secret(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JWT_SECRET", "s\u00e9cret" * 8)
+    assert read_internal_key(settings) == derive_internal_key(("s\u00e9cret" * 8).encode())
+    settings.key_path.write_text("f" * 40)
     settings.key_path.chmod(0o600)
-    with pytest.raises(SettingError, match="holds 5 bytes") as caught:
-        read_internal_key(settings)
-    assert "hunch" not in str(caught.value)
+    named = dataclasses.replace(settings, internal_auth_key_file=str(settings.key_path))
+    assert read_internal_key(named) == b"f" * 40
 
 
 def test_an_anonymous_caller_is_served_on_loopback_only() -> None:
@@ -126,6 +158,7 @@ def test_an_anonymous_caller_is_served_on_loopback_only() -> None:
         ("10.0.0.5", False),
         ("::ffff:10.0.0.5", False),
         ("fe80::1%eth0", False),
+        ("::1%lo", True),
     ],
 )
 def test_loopback_is_asked_of_the_socket_itself(address: str, is_loopback: bool) -> None:
@@ -136,9 +169,15 @@ def test_loopback_is_asked_of_the_socket_itself(address: str, is_loopback: bool)
     assert is_loopback_socket(Socket()) is is_loopback
 
 
-def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_without_a_socket_a_call_came_in_on_loopback() -> None:
+    assert is_loopback_socket(None) is True
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601])
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 64)
-    key.chmod(0o644)
-    with pytest.raises(SettingError, match="chmod 600"):
+    key.chmod(mode)
+    with pytest.raises(SettingError) as caught:
         read_internal_key(Settings(internal_auth_key_file=str(key)))
+    assert str(caught.value) == f"INTERNAL_AUTH_KEY_FILE={key} can be read by others: chmod 600 {key}"

@@ -261,6 +261,22 @@ def test_a_form_that_could_put_a_text_into_the_answer_is_refused_by_its_name(
     assert fake_client.submits == []
 
 
+@pytest.mark.parametrize("mode", ["reject", "strip"])
+@pytest.mark.parametrize(("field", "value"), [("allowed_token_ids", [1]), ("logit_bias", {"1": 100})])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", formed()), ("/v1/completions", completed()), ("/inference/mock", {"text": "hello"})],
+    ids=["chat", "completions", "native"],
+)
+def test_token_ids_that_could_spell_the_answer_are_refused_by_their_name(
+    make_app: Make, fake_client: FakeClient, path: str, body: dict[str, object], field: str, value: object, mode: str
+) -> None:
+    response = post(make_app(prompt_validator=mode), path, {**body, field: value})
+    assert response.status_code == 400
+    assert told(path, body, response).startswith(f"Invalid prompt: {field} is not taken here")
+    assert fake_client.submits == []
+
+
 def test_every_member_that_asks_for_a_form_is_refused() -> None:
     assert StructuredBody.model_fields.keys() == {
         field for path, _body, field in FORMS if path == "/v1/chat/completions"

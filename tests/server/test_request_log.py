@@ -51,7 +51,7 @@ def only(fields: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_line_tells_the_figures_that_the_requests_view_tells(make_app, fake_client: FakeClient, lines) -> None:
     fake_client.end = Finished(FinishReason.STOP, 6, TIMING)
-    headers = {"Traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
+    headers = {"Traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01", "X-Request-Id": "their-own"}
     response = ask(make_app(), "/inference/mock?text=hidden", json={"text": "0123456789"}, headers=headers)
     assert response.status_code == 200
     line = only(lines())
@@ -63,6 +63,7 @@ def test_a_line_tells_the_figures_that_the_requests_view_tells(make_app, fake_cl
         "status": 200,
         "tenant": "local",
         "request_id": response.headers["Request-Id"],
+        "client_request_id": "their-own",
         "trace_id": TRACE_ID,
         "row": 0,
         "queue_ms": 10.5,

@@ -23,6 +23,7 @@ from inference_api.server.bodies import (
     StopText,
     StrictModel,
     TokenId,
+    TokenIds,
     refuse_too_many,
 )
 from inference_api.server.generation_request import MAX_CHOICES
@@ -173,8 +174,8 @@ class CompletionBody(SamplingBody):
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
     ) = Field(description="What is continued: texts, or their token ids.", examples=["Once upon a time"])
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Makes so many, returns the n likeliest.")
     echo: bool | None = Field(None, description="Puts the prompt before each answer.")

@@ -31,6 +31,10 @@ LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for logprobs."""
 
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
+# Lists without a bound of their own are refused by their first fault: bodies.py says why.
+Includes = Annotated[
+    list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]], Field(fail_fast=True)
+]
 
 
 def _refused(reason: str) -> BeforeValidator:
@@ -58,6 +62,9 @@ class TextPart(StrictModel):
     logprobs: list[Any] | None = Field(None, description="As answered; no effect.")
 
 
+TextParts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+
+
 def _joined(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
@@ -67,7 +74,7 @@ class InputMessage(StrictModel):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | TextParts
     id: str | None = Field(None, description="As answered; no effect.")
     status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="No effect.")
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="No effect.")
@@ -94,7 +101,7 @@ class CallResult(StrictModel):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: str | Annotated[list[TextPart], Field(min_length=1)]
+    output: str | TextParts
     id: str | None = Field(None, description="No effect.")
     status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="No effect.")
 
@@ -187,7 +194,7 @@ class ResponsesBody(StrictModel):
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT, description="Ends the answer after so many tokens.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1.")
     top_p: float | None = Field(None, gt=0, le=1, description="Keeps the likeliest tokens that add up to this.")
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+    include: Includes | None = Field(
         None, description="Reports the chosen tokens' logprobs; reasoning there is none of."
     )
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="And so many likeliest ones'.")

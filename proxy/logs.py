@@ -1,0 +1,107 @@
+"""Own what the proxy writes: its log on stderr and its lines on stdout, as text or as one JSON object a line.
+
+Runs in PROCESS 3, set up before gunicorn forks the worker, which inherits it. A line goes straight to its descriptor,
+and one that cannot be written is lost: a full disk, or a reader that is gone, ends neither a start nor a request. It
+does not know what a record says; a traceback ends with the exception's type, for its text may quote a request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import traceback
+from typing import Any
+
+from gunicorn.glogging import Logger
+
+START_LOGGER = "proxy.start"
+TRANSACTION_LOGGER = "proxy.transaction"
+_STDOUT_DESCRIPTOR, _STDERR_DESCRIPTOR = 1, 2
+
+
+def set_up_logging(log_format: str) -> None:
+    """Let this process log on stderr, and start and transactions on stdout, as `text` or as `json`."""
+    is_json = log_format == "json"
+    root = logging.getLogger()
+    root.handlers[:] = [LineHandler(_STDERR_DESCRIPTOR, JsonFormatter() if is_json else TextFormatter())]
+    root.setLevel(logging.WARNING)
+    to_stdout = LineHandler(_STDOUT_DESCRIPTOR, JsonFormatter() if is_json else logging.Formatter("%(message)s"))
+    for name in (START_LOGGER, TRANSACTION_LOGGER):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [to_stdout]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    # It warns of an answer's head that it cannot read, and quotes the URL, query included.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    logging.captureWarnings(True)
+
+
+class LineHandler(logging.Handler):
+    """Write each record as a line of its own to a descriptor, or lose it. Blocks as the descriptor does."""
+
+    def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
+        """Take where to and how to write; the descriptor stays open as long as this."""
+        super().__init__()
+        self.setFormatter(formatter)
+        self._descriptor = descriptor
+        self._is_torn = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line; one that a full disk has torn ends before the next begins."""
+        text = ("\n" if self._is_torn else "") + self.format(record) + "\n"
+        data = text.encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+                self._is_torn = bool(data)
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z WARNING proxy[42]: message`; what follows a line break is indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line and its traceback."""
+        text = "\n".join(filter(None, [record.getMessage(), _traceback(record)])).replace("\n", "\n    ")
+        return f"{_utc(record.created)} {record.levelname} proxy[{record.process}]: {text}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object of ASCII: time, level, process, pid, message, then the record's `fields`; numbers stay numbers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; what is unknown is null."""
+        body: dict[str, object] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "process": "proxy",
+            "pid": record.process,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        trace = _traceback(record)
+        return json.dumps({**body, "traceback": trace} if trace else body)
+
+
+class GunicornLog(Logger):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn's logger, without a handler and a format of its own."""
+
+    def setup(self, cfg: Any) -> None:
+        """Let what gunicorn says go the way of the rest."""
+        super().setup(cfg)
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    if not record.exc_info or record.exc_info[1] is None:
+        return ""
+    fault = record.exc_info[1]
+    return "".join(traceback.format_tb(fault.__traceback__)) + type(fault).__name__
+
+
+def _utc(unix_seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

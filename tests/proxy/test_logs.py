@@ -1,0 +1,67 @@
+"""Check what the proxy's log lines look like, and that one which cannot be written costs nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+
+import pytest
+
+from proxy.logs import JsonFormatter, LineHandler, TextFormatter
+
+
+def make_record(message: str = "said", *, fault: Exception | None = None) -> logging.LogRecord:
+    record = logging.LogRecord("proxy", logging.WARNING, __file__, 1, message, None, None)
+    if fault is not None:
+        try:
+            raise fault
+        except Exception:
+            record.exc_info = sys.exc_info()
+    record.created = 1_700_000_000.25
+    record.process = 42
+    return record
+
+
+def test_a_text_line_has_time_level_and_process_and_what_follows_a_line_break_is_indented() -> None:
+    assert TextFormatter().format(make_record("one\ntwo")) == (
+        "2023-11-14T22:13:20.250Z WARNING proxy[42]: one\n    two"
+    )
+
+
+def test_a_json_line_is_one_object_of_ascii() -> None:
+    line = JsonFormatter().format(make_record("é\n\x1b"))
+    assert line.isascii() and line.isprintable()
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "warning",
+        "process": "proxy",
+        "pid": 42,
+        "message": "é\n\x1b",
+    }
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_traceback_ends_with_the_type_and_never_with_the_text(formatter: logging.Formatter) -> None:
+    line = formatter.format(make_record(fault=ValueError("canary")))
+    assert "ValueError" in line and "test_logs.py" in line and "canary" not in line.replace("ValueError(", "")
+
+
+def test_a_line_that_was_torn_ends_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, written = [3], bytearray()
+
+    def write(_descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        part = data[: room[0]]
+        room[0] -= len(part)
+        written.extend(part)
+        return len(part)
+
+    monkeypatch.setattr(os, "write", write)
+    handler = LineHandler(-1, logging.Formatter("%(message)s"))
+    for text, space in (("first", 3), ("lost", 0), ("second", 100), ("third", 100)):
+        room[0] = space
+        handler.emit(make_record(text))
+    assert bytes(written) == b"fir\nsecond\nthird\n"

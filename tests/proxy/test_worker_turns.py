@@ -1,0 +1,96 @@
+"""Check that a client that sends as fast as it is read leaves the others their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+import pytest
+from gevent import socket
+from gunicorn.config import Config
+
+from proxy.connection import Deadlines
+from proxy.pace import PaceRule
+from proxy.places import Places
+from proxy.worker import ProxyWorker
+
+DEADLINES = Deadlines(PaceRule(10.0), PaceRule(10.0), 10.0)
+NUM_REQUESTS = 40
+BODY = b"1\r\nx\r\n" * 8192 + b"0\r\n\r\n"
+MAX_BODY_BYTES = 65536
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hub() -> Iterator[None]:
+    """Make this thread's hub before the first test, so that its own descriptors are no test's, and take it down."""
+    made = gevent.get_hub()
+    yield
+    made.destroy(destroy_loop=True)
+
+
+class OtherClient:
+    """Wait for a byte of a socket of its own; note how far the first client had come when it was heard."""
+
+    def __init__(self, progress: Callable[[], int]) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._progress = progress
+        self._waiting = gevent.spawn(self._hear)
+        gevent.sleep(0)
+
+    def speak(self) -> None:
+        self._theirs.send(b"x")
+
+    def heard_at(self) -> int:
+        heard: int = self._waiting.get(timeout=5)
+        self._ours.close()
+        self._theirs.close()
+        return heard
+
+    def _hear(self) -> int:
+        self._ours.recv(1)
+        return self._progress()
+
+
+def serve(app: Callable[[dict[str, Any], Callable[..., object]], Iterable[bytes]], sent: bytes) -> None:
+    """Serve one client that has sent everything already, with the worker's own code around the application."""
+    worker = object.__new__(ProxyWorker)
+    worker.cfg, worker.wsgi, worker.alive = Config(), app, True
+    worker.log = SimpleNamespace(debug=lambda *_words: None)
+    worker._deadlines, worker._open, worker._places, worker._draining = DEADLINES, set(), Places(8), False
+    client, ours = socket.socketpair()
+    with client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        worker.handle(ours, ours, ("127.0.0.1", 1))
+
+
+def test_requests_that_are_sent_without_waiting_for_answers_leave_others_their_turns() -> None:
+    served: list[str] = []
+    other = OtherClient(lambda: len(served))
+
+    def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+        served.append(environ["PATH_INFO"])
+        other.speak()
+        start_response("204 No Content", [])
+        return ()
+
+    serve(app, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n" * NUM_REQUESTS)
+    assert len(served) == NUM_REQUESTS
+    assert other.heard_at() <= 2
+
+
+def test_a_body_in_small_chunks_leaves_others_their_turns() -> None:
+    bodies: list[bytes] = []
+    other = OtherClient(lambda: len(bodies))
+
+    def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+        other.speak()
+        bodies.append(environ["proxy.connection"].read_body(MAX_BODY_BYTES))
+        start_response("204 No Content", [])
+        return ()
+
+    serve(app, b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + BODY)
+    assert bodies == [b"x" * 8192]
+    assert other.heard_at() == 0, "before the body was whole"

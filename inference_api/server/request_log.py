@@ -1,9 +1,8 @@
 """Own the one log line of a call, written at its end: after the last byte of a stream, or once its client has left.
 
 Runs in PROCESS 1, in the call's own thread. The figures are the backend's own, those that `GET /v1/requests/<id>`
-tells. Knows what may be logged: never a prompt, an answer, a query, a bearer or
-a header but for the caller's own id of the call. Probes of health and metrics
-come every few seconds and have their line at `debug` only.
+tells. Knows what may be logged: never a prompt, an answer, a query, a bearer, nor a header but the caller's own id of
+the call. Probes of health and metrics come every few seconds and have their line at `debug` only.
 """
 
 from __future__ import annotations

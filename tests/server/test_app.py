@@ -58,7 +58,8 @@ def lists_in(schema: object) -> Iterator[dict[str, Any]]:
 
 
 def test_no_list_of_any_body_gathers_a_fault_for_each_of_its_entries(app: Flask) -> None:
-    found = [(model, schema) for model in models_of(StrictModel) for schema in lists_in(described(model))]
+    models = [model for model in models_of(StrictModel) if model.__module__.startswith("inference_api.")]
+    found = [(model, schema) for model in models for schema in lists_in(described(model))]
     assert len(found) > 20
     for model, schema in found:
         takes_anything = schema.get("items_schema", {"type": "any"})["type"] == "any"

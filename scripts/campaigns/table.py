@@ -26,6 +26,8 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
+    # The tests that scripts/test leaves out; once each, whatever the tier.
+    "slow_tests": Part("slow_tests", ci={}, nightly={}),
     # Rounds of every client's checks, on the mock and on the real model.
     "clients": Part(
         "real_clients",

@@ -21,7 +21,7 @@ import requests
 
 from tests.integration.service import ROOT, in_parallel, running_command, wait_for
 
-pytestmark = pytest.mark.timeout(240)  # the first test waits for every install
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the first test waits for every install
 
 EXTRAS_TOOLS = {"dev": ("mypy", "ruff"), "test": ("pytest",)}
 

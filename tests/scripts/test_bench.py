@@ -28,7 +28,7 @@ SPREAD = {"samples", "p50", "max"}
 
 def figures_of(name: str) -> pytest.MarkDecorator:
     """Give a test the argument `figures`: those of a bench, at its tiny size."""
-    return pytest.mark.parametrize("figures", [name], indirect=True)
+    return pytest.mark.parametrize("figures", [pytest.param(name, marks=pytest.mark.slow)], indirect=True)
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, fused_build_folder: Path)
         return dict(zip(PARTS, pool.map(run, PARTS), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_every_surface_has_its_cost_a_token_and_a_request_beside_the_raw_route(
     measured: dict[str, dict[str, Any]],
@@ -68,6 +69,7 @@ def test_every_surface_has_its_cost_a_token_and_a_request_beside_the_raw_route(
     assert surfaces["generate"]["tokens_per_event"] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_masked_rows_are_set_beside_plain_ones_and_so_are_their_neighbours(measured: dict[str, dict[str, Any]]) -> None:
     forms = measured["forms"]["forms"]
@@ -78,6 +80,7 @@ def test_masked_rows_are_set_beside_plain_ones_and_so_are_their_neighbours(measu
     assert measured["forms"]["neighbours"].keys() == {"1_beside_plain", "1_beside_json_schema", "ratio"}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_embeddings_are_those_of_the_baseline_and_are_set_beside_it(measured: dict[str, dict[str, Any]]) -> None:
     embeddings = measured["embeddings"]
@@ -87,6 +90,7 @@ def test_embeddings_are_those_of_the_baseline_and_are_set_beside_it(measured: di
     assert embeddings["modes"]["single_2_users"].keys() == {"ours"}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_window_is_set_beside_none_for_embeddings_and_for_raw_bodies(measured: dict[str, dict[str, Any]]) -> None:
     what = measured["window"]["what"]
@@ -94,6 +98,7 @@ def test_a_window_is_set_beside_none_for_embeddings_and_for_raw_bodies(measured:
     assert all(of["on_over_off"]["rate"] > 0 for of in what.values())
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_without_load_tools_the_load_says_so_and_starts_no_server(measured: dict[str, dict[str, Any]]) -> None:
     assert measured["load"]["not_measured"].keys() == {"guidellm", "locust"}

@@ -141,7 +141,8 @@ class Supervisor:
 
     def _take_signals(self, numbers: bytes) -> None:
         for number in numbers:
-            if number in (signal.SIGTERM, signal.SIGHUP):
+            # A terminal that closes may say so twice, its shell and its kernel; a second SIGTERM is somebody's haste.
+            if number == signal.SIGTERM or (number == signal.SIGHUP and not self._stopping):
                 self._drain(self._settings.grace_seconds)
             elif number == signal.SIGINT:
                 self._drain(0.0)

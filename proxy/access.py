@@ -105,6 +105,11 @@ class Access:
         published = None if self._rules is None else self._rules.published
         return None if published is None else published.fault
 
+    @property
+    def has_keys(self) -> bool:
+        """Say whether any bearer can be verified: not before a published set was fetched once."""
+        return self._rules is None or self._rules.published is None or self._rules.published.fetched
+
     def _check(self, authenticate: Callable[[str], Claims], header: str) -> Claims:
         try:
             claims = authenticate(header)
@@ -132,8 +137,9 @@ class Access:
         rules = self._rules
         if rules is None or rules.published is None or not rules.published.refresh():
             return False
-        # The policy may have changed while this greenlet waited for the issuer: what came belongs to the new one too.
-        self._adopt(self._rules or rules)
+        # The policy may have changed while this greenlet waited for the issuer: the rules in force are taken anew.
+        if self._rules is not None:
+            self._adopt(self._rules)
         return True
 
     def _adopt(self, rules: _Rules) -> None:

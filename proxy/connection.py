@@ -110,6 +110,10 @@ class ClientConnection:
             del self._ahead[:size]
         else:
             data = b"" if self._at_end else self._read_in_time(size)
+        if self._pace.num_bytes:
+            # A client that sends as fast as it is read never makes this greenlet wait, and a body in small chunks takes
+            # a thousand times longer to read than to receive. Not after the first: a head that is there is a request.
+            give_way()
         self._pace.num_bytes += len(data)
         return data
 
@@ -139,8 +143,8 @@ class ClientConnection:
         if self.linger and not self.left:
             util.close_graceful(self._sock, timeout=_LINGER_SECONDS)
         self._sock.close()
-        # The request knows this connection: without the cycle both go at once, not when garbage is collected.
-        self._request = None
+        # Both know this connection: without the cycles all go at once, not when garbage is collected.
+        self._request = self._cut_by = None
 
     # What the worker calls.
 
@@ -267,14 +271,9 @@ class ClientConnection:
     def _read_in_time(self, size: int) -> bytes:
         while True:
             try:
-                data = bytes(self._sock.recv(size))
+                return bytes(self._sock.recv(size))
             except BlockingIOError:
                 remaining = self._pace.remaining(self._now())
-            else:
-                # A client that sends as fast as it is read never makes this greenlet wait, and a body in small chunks
-                # takes a thousand times longer to read than to receive.
-                give_way()
-                return data
             if remaining > 0:
                 self._wait(wait_read, remaining)
             elif self._pace.rule is self._deadlines.head and self._pace.num_bytes == 0:

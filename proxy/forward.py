@@ -55,7 +55,8 @@ class UpstreamAnswer:
             self.close()
             raise Refusal(502, "upstream_framing", "Inference server sent an answer without a length.")
         # RFC 9112 section 6.3: two framings are an error. A coding nobody asked for would reach the client unnamed.
-        if (chunked and self.header("Content-Length")) or self.header("Content-Encoding").lower() not in _PLAIN_CODINGS:
+        has_two = bool(self.header("Transfer-Encoding") and self.header("Content-Length"))
+        if has_two or self.header("Content-Encoding").lower() not in _PLAIN_CODINGS:
             self.close()
             raise Refusal(502, "upstream_framing", "Inference server sent an answer that cannot be passed on.")
 

@@ -51,7 +51,11 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line; one that a full disk has torn ends before the next begins."""
-        text = ("\n" if self._is_torn else "") + self.format(record) + "\n"
+        try:
+            line = self.format(record)
+        except Exception as fault:  # of a library's own words: no reason to end a request
+            line = f"a line of {record.name} could not be written: {type(fault).__name__}"
+        text = ("\n" if self._is_torn else "") + line + "\n"
         data = text.encode("utf-8", "backslashreplace")
         with contextlib.suppress(OSError):
             while data:

@@ -43,7 +43,7 @@ class ProxyArbiter(Arbiter):  # type: ignore[misc]
     def handle_hup(self) -> None:
         """Renew the worker on SIGHUP, unless a file that is wrong by now would stop the new one."""
         try:
-            check_start(self.app.settings)
+            check_start(self.app.settings, is_renewal=True)
         except START_FAULTS as fault:
             self.log.error("%s; the worker is not renewed", fault)
         else:
@@ -114,17 +114,29 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def check_start(settings: Settings) -> None:
+def check_start(settings: Settings, *, is_renewal: bool = False) -> None:
     """Build what can be wrong (routes, tenants, keys, policy, revocations) before anything is bound; raise as they do.
 
-    A published key set is fetched once: a wrong one stops the start, an issuer that cannot be reached does not.
+    A published key set is fetched once: a wrong one stops the start, an issuer that cannot be reached does not, but in
+    a renewal: the worker that would be renewed has its keys.
     """
     RouteTable()
     open_tenants(settings)
     files = AccessFiles(settings.jwt_secret or b"", settings.jwt_policy_file, settings.jwt_revocation_file)
-    published_fault = Access(files, time.time).published_fault
-    if published_fault is not None:
-        raise published_fault
+    access = Access(files, time.time)
+    if access.published_fault is not None:
+        raise access.published_fault
+    if is_renewal and not access.has_keys:
+        raise FileFault("the published keys cannot be fetched")
+
+
+def hold_standard_descriptors() -> None:
+    """Give stdin, stdout and stderr to /dev/null where they are closed: or a client's socket would get their lines."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
 
 
 def raise_descriptor_limit() -> None:
@@ -184,6 +196,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run the proxy until SIGTERM or SIGINT, or only check its settings; return 1 when one is wrong."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    hold_standard_descriptors()
     try:
         settings = read_settings(
             process_environment(),
@@ -192,6 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
             bind=options.bind,
             insecure_dev=options.insecure_dev,
         )
+        set_up_logging(settings.log_format)
         check_start(settings)
         if options.check:
             return 0
@@ -199,7 +213,6 @@ def main(arguments: list[str] | None = None) -> int:
     except START_FAULTS as fault:
         print(f"ERROR: {fault}", file=sys.stderr)
         return 1
-    set_up_logging(settings.log_format)
     for warning in settings.warnings:
         logging.getLogger("proxy").warning("%s", warning)
     raise_descriptor_limit()

@@ -88,10 +88,19 @@ class BoundedAnswers:
     def recv(self, size: int) -> bytes:
         """Read some of an answer; raise WrongAnswer when it has become too long."""
         data: bytes = self._sock.recv(size)
-        self._num_bytes += len(data)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any) -> int:
+        """Read as `recv` does, into a buffer: what the library does where `hiredis` is installed."""
+        size: int = self._sock.recv_into(buffer)
+        self._count(size)
+        return size
+
+    def _count(self, size: int) -> None:
+        self._num_bytes += size
         if self._num_bytes > _MAX_ANSWER_BYTES:
             raise WrongAnswer
-        return data
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

@@ -141,18 +141,25 @@ class Choices:
             generation.close()
 
     def _take(self, index: int, piece: Piece) -> ChoicePiece:
-        if piece.finished is None:
+        finished = piece.finished
+        if finished is None:
             self._news.put(index)  # the first id comes alone, whatever came with it
             return self._choice(index, piece)
-        if piece.finished.reason is FinishReason.ABORT:
+        if finished.reason is FinishReason.ABORT:
             self._raise_if_left()
-        if is_failure(piece.finished):
-            self._failed = piece.finished
+            finished = self._cause_of(finished)
+        if is_failure(finished):
+            self._failed = finished
             if not piece.text:
-                raise_if_failed(piece.finished)
+                raise_if_failed(finished)
             return self._choice(index, dataclasses.replace(piece, finished=None))
         self._running.discard(index)
         return self._choice(index, piece)
+
+    def _cause_of(self, abort: Finished) -> Finished:
+        """Return the end of the answer for whose fault all others were aborted; `abort` itself if there is none."""
+        ends = (generation.wait_finished(0.0) for generation in self._generations)
+        return next((end for end in ends if end is not None and end.error is not None), abort)
 
     def _raise_if_left(self) -> None:
         if self._generations[0].client_left:

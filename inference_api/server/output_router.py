@@ -23,6 +23,9 @@ MAX_ENDED_SESSIONS = 4096
 MAX_WAITING_LOGPROB_BYTES = 256 << 10
 """Of one stream: some nine hundred ids with their twenty likeliest each, beside what the sockets hold of those sent."""
 
+MAX_LAGGING_LOGPROB_BYTES = 8 * MAX_WAITING_LOGPROB_BYTES
+"""Of one stream whose reader goes on, but takes less than comes: so many of them lag when this process is busy."""
+
 MAX_READ_LOGPROBS = 32
 """Positions that one read hands out: what it returns is held unpacked for as long as the socket takes none of it."""
 
@@ -63,6 +66,7 @@ class SessionStream:
         self._logprobs = WaitingLogprobs()
         self._prompt_logprobs = WaitingLogprobs()
         self._first_logprob_bytes = 0
+        self._logprob_bytes_since_read = 0
         self._num_read = 0
         self._only_end = False
         self._finished: Finished | None = None
@@ -88,6 +92,8 @@ class SessionStream:
                 num_ids = min(MAX_READ_LOGPROBS, num_ids)
             token_ids = tuple(self._token_ids[self._num_read : self._num_read + num_ids])
             logprobs, prompt_logprobs = self._logprobs.take(num_ids), self._prompt_logprobs.take()
+            self._first_logprob_bytes = min(self._first_logprob_bytes, self._logprobs.num_bytes)
+            self._logprob_bytes_since_read = 0
             self._num_read += len(token_ids)
             is_read_up = self._num_read == len(self._token_ids)
             return Delivery(token_ids, self._finished if is_read_up else None, logprobs, prompt_logprobs)
@@ -152,10 +158,11 @@ class SessionStream:
             if output.index != len(self._token_ids) or self._epoch != output.epoch:
                 return False
             self._token_ids.extend(output.token_ids)
-            self._logprobs.extend(output.logprobs or ())
+            self._logprob_bytes_since_read += self._logprobs.extend(output.logprobs or ())
             if output.index == 0:
                 # A repetition gets all that it missed in one output, which says nothing of how it reads.
                 self._first_logprob_bytes = self._logprobs.num_bytes
+                self._logprob_bytes_since_read = 0
             self._prompt_logprobs.extend(output.prompt_logprobs or ())
             self._finished = output.finished
             self.mu = output.mu if output.mu is not None else self.mu
@@ -167,11 +174,16 @@ class SessionStream:
 
     @property
     def is_behind(self) -> bool:
-        """Whether its reader has left more logprobs than may wait; never if it wants the whole, or the end has come."""
+        """Whether its reader has left more logprobs than may wait; never if it wants the whole, or the end has come.
+
+        Who reads on, if slower than the rows are quick, may leave several times as many as who has stopped.
+        """
         with self._lock:
             if self._only_end or self._finished is not None:
                 return False
-            return self._logprobs.num_bytes - self._first_logprob_bytes > MAX_WAITING_LOGPROB_BYTES
+            num_waiting = self._logprobs.num_bytes - self._first_logprob_bytes
+            has_stopped = self._logprob_bytes_since_read > MAX_WAITING_LOGPROB_BYTES
+            return has_stopped or num_waiting > MAX_LAGGING_LOGPROB_BYTES
 
     def end(self, finished: Finished) -> None:
         """End the stream for a reason of this worker's own."""

@@ -26,12 +26,13 @@ class WaitingLogprobs:
         self.num_bytes = 0
         """What waits takes so much, the queue's own places left out."""
 
-    def extend(self, logprobs: Iterable[TokenLogprobs]) -> None:
-        """Take in the next positions."""
-        for one in logprobs:
-            packed = _encode(one)
-            self._packed.append(packed)
-            self.num_bytes += len(packed)
+    def extend(self, logprobs: Iterable[TokenLogprobs]) -> int:
+        """Take in the next positions; return how many bytes they are."""
+        packed = [_encode(one) for one in logprobs]
+        self._packed.extend(packed)
+        num_bytes = sum(map(len, packed))
+        self.num_bytes += num_bytes
+        return num_bytes
 
     def take(self, most: int | None = None) -> tuple[TokenLogprobs, ...]:
         """Hand out the next positions, `most` of them or all, and forget them."""

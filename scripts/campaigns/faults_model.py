@@ -74,7 +74,7 @@ def check_model_rows(context: Context) -> dict[str, int]:
             while culprits:
                 running = [clients.submit(_ask, service, "inference", body) for body in neighbours]
                 while culprits and not all(future.done() for future in running):
-                    number, culprit = num_rows - len(culprits), culprits.pop()
+                    number, culprit = len(culprits) - 1, culprits.pop()
                     expected = (culprit.delivered, CUT if culprit.delivered else "500 generation_failed")
                     found = _ask(service, culprit.route, culprit.body)
                     context.count(f"row {number} of the model", _unlike(found, expected))

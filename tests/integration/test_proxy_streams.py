@@ -270,6 +270,11 @@ def test_an_answer_shorter_than_its_length_is_cut_visibly(client: RawClient, ups
             502,
             "upstream_framing",
         ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 2\r\n\r\n{}",
+            502,
+            "upstream_framing",
+        ),
         (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 502, "upstream_framing"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", 502, "upstream_framing"),
         (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n", 502, "upstream_status"),

@@ -205,13 +205,13 @@ def test_an_issuer_that_is_down_refuses_and_one_that_is_wrong_is_told(tmp_path: 
     bench = Bench(tmp_path, keys=None, jwks_url=URL)
     bench.published = None
     access = bench.open()
-    assert (verdict(access, ES), access.published_fault) == ("jwt_key", None)
+    assert (verdict(access, ES), access.published_fault, access.has_keys) == ("jwt_key", None, False)
     bench.published = {"keys": [public_jwk("HS256")]}
     assert str(bench.open().published_fault) == "jwks_url:1: keys[0]: is a secret in a published set"
     bench.published = {"keys": [public_jwk("ES256")]}
     bench.at += 30
     refresh(access)
-    assert verdict(access, ES) == "team-a"
+    assert (verdict(access, ES), access.has_keys) == ("team-a", True)
 
 
 def test_a_policy_comes_into_force_with_published_keys_or_not_at_all(

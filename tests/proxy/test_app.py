@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from flask import Flask
@@ -48,12 +47,10 @@ class RefusedConnection(BrokenConnection):
 
 
 @pytest.fixture
-def app() -> Iterator[Flask]:
+def app() -> Flask:
     secret = "0123456789abcdef0123456789abcdef"
     settings = {"JWT_SECRET": secret, "PROXY_CORS_ORIGINS": "https://app.example"}
-    yield create_app(read_settings(settings, port=0, upstream_url="http://127.0.0.1:1"))
-    for handler in logging.getLogger("proxy.transaction").handlers:
-        logging.getLogger("proxy.transaction").removeHandler(handler)
+    return create_app(read_settings(settings, port=0, upstream_url="http://127.0.0.1:1"))
 
 
 def test_a_request_leaves_nothing_for_the_garbage_collector_which_would_stop_all_others(app: Flask) -> None:

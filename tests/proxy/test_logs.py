@@ -65,3 +65,12 @@ def test_a_line_that_was_torn_ends_before_the_next_begins(monkeypatch: pytest.Mo
         room[0] = space
         handler.emit(make_record(text))
     assert bytes(written) == b"fir\nsecond\nthird\n"
+
+
+def test_a_line_that_cannot_be_made_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "write", lambda _descriptor, data: written.append(bytes(data)) or len(data))
+    record = make_record("%d")
+    record.args = ("canary",)
+    LineHandler(2, TextFormatter()).emit(record)
+    assert written == [b"a line of proxy could not be written: TypeError\n"]

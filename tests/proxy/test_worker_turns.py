@@ -11,7 +11,7 @@ import pytest
 from gevent import socket
 from gunicorn.config import Config
 
-from proxy.connection import Deadlines
+from proxy.connection import ClientConnection, Deadlines
 from proxy.pace import PaceRule
 from proxy.places import Places
 from proxy.worker import ProxyWorker
@@ -94,3 +94,16 @@ def test_a_body_in_small_chunks_leaves_others_their_turns() -> None:
     serve(app, b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + BODY)
     assert bodies == [b"x" * 8192]
     assert other.heard_at() == 0, "before the body was whole"
+
+
+def test_what_was_read_ahead_gives_turns_like_what_is_read_and_a_first_buffer_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[None] = []
+    monkeypatch.setattr("proxy.connection.give_way", lambda: turns.append(None))
+    client, ours = socket.socketpair()
+    with client, ours:
+        connection = ClientConnection(ours, DEADLINES)
+        connection._ahead += b"x" * 24
+        assert [connection.recv(8) for _ in range(3)] == [b"x" * 8] * 3
+    assert len(turns) == 2

@@ -52,10 +52,16 @@ def test_each_slow_test_is_counted_and_one_that_is_skipped_is_a_fault(tmp_path: 
 
 
 def test_a_run_of_no_slow_test_ends_the_part(tmp_path: Path) -> None:
-    with pytest.raises(importlib.import_module("campaigns.part").CampaignError, match="no slow test"):
+    with pytest.raises(importlib.import_module("campaigns.part").CampaignError, match="pytest ended with 5"):
         run_slow("def test_quick() -> None: ...", tmp_path)
 
 
 def test_there_are_slow_tests_of_benches_and_of_the_installation() -> None:
     marked = {path.name for path in (ROOT / "tests").rglob("test_*.py") if "mark.slow" in path.read_text("utf-8")}
     assert {"test_bench.py", "test_bench_api.py", "test_packaging.py"} <= marked
+
+
+def test_a_run_that_breaks_off_ends_the_part(tmp_path: Path) -> None:
+    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name")
+    with pytest.raises(importlib.import_module("campaigns.part").CampaignError, match="pytest ended with 2"):
+        run_slow(TESTS, tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inference_api.errors import AbortedError, BackendLostError, ClientLeftError, OverloadedError
+from inference_api.errors import AbortedError, BackendLostError, ClientLeftError, OverloadedError, ReaderBehindError
 from inference_api.messages import Finished, FinishReason, SequenceOutput, Submit
 from inference_api.sampling_params import TokenLogprobs
 from inference_api.server.choices import Answer, Choices, likeliest
@@ -165,6 +165,17 @@ def test_an_abort_by_its_tenant_is_told_as_one(running, fake_client: FakeClient)
     with pytest.raises(AbortedError) as caught:
         running.answers()
     assert caught.type is AbortedError
+    running.close()
+
+
+def test_the_one_for_whose_fault_the_others_are_aborted_is_told_whichever_end_is_read_first(
+    running, fake_client: FakeClient
+) -> None:
+    deliver(fake_client, 0, b"", ABORTED)
+    deliver(fake_client, 1, b"", ABORTED)
+    deliver(fake_client, 2, b"", finished(error="reader_behind"))
+    with pytest.raises(ReaderBehindError):
+        list(running.pieces())
     running.close()
 
 

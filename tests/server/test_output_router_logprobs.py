@@ -87,6 +87,17 @@ def test_a_stream_whose_reader_takes_nothing_is_cut_with_its_reason_within_its_b
     assert router.num_open == 1
 
 
+def test_a_reader_that_goes_on_may_lag_several_times_as_far_as_one_that_has_stopped() -> None:
+    router = OutputRouter()
+    stream = router.open("s0")
+    num_ids = 0
+    while router.deliver(_output(num_ids, 100)):
+        num_ids += 100
+        stream.read(0.0)
+    assert stream._logprobs.num_bytes > output_router.MAX_LAGGING_LOGPROB_BYTES > 4 * 256 << 10
+    assert 3 < num_ids / stream.num_read < 4, "it took a third of what came"
+
+
 def test_an_answer_that_is_wanted_whole_may_wait_whole() -> None:
     router = OutputRouter()
     stream = router.open("s0")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.echo_upstream import ScriptedUpstream
 from tests.integration.service import Service, wait_for
 
 
@@ -16,3 +17,17 @@ def streams(service: Service) -> Iterator[contextlib.ExitStack]:
     with contextlib.ExitStack() as stack:
         yield stack
     wait_for(lambda: service.num_rows_in_use() == 0, 2.0, "free rows")
+
+
+@pytest.fixture(scope="module")
+def shared_upstream() -> Iterator[ScriptedUpstream]:
+    """A server that answers what a test says, for all of a module's tests."""
+    with ScriptedUpstream() as running:
+        yield running
+
+
+@pytest.fixture
+def upstream(shared_upstream: ScriptedUpstream) -> Iterator[ScriptedUpstream]:
+    """The module's scripted server; what a test has left open is closed after it."""
+    yield shared_upstream
+    shared_upstream.close_exchanges()

@@ -20,18 +20,6 @@ ASK = "GET /docs HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def shared_upstream() -> Iterator[ScriptedUpstream]:
-    with ScriptedUpstream() as running:
-        yield running
-
-
-@pytest.fixture
-def upstream(shared_upstream: ScriptedUpstream) -> Iterator[ScriptedUpstream]:
-    yield shared_upstream
-    shared_upstream.close_exchanges()
-
-
-@pytest.fixture(scope="module")
 def proxy(shared_upstream: ScriptedUpstream) -> Iterator[ProxyProcess]:
     settings = {
         "PROXY_BODY_DEADLINE_SECONDS": str(DEADLINE_SECONDS),

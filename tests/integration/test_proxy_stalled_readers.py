@@ -16,18 +16,6 @@ from tests.integration.service import wait_for
 
 
 @pytest.fixture(scope="module")
-def shared_upstream() -> Iterator[ScriptedUpstream]:
-    with ScriptedUpstream() as running:
-        yield running
-
-
-@pytest.fixture
-def upstream(shared_upstream: ScriptedUpstream) -> Iterator[ScriptedUpstream]:
-    yield shared_upstream
-    shared_upstream.close_exchanges()
-
-
-@pytest.fixture(scope="module")
 def proxy(shared_upstream: ScriptedUpstream) -> Iterator[ProxyProcess]:
     with ProxyProcess(shared_upstream.port, PROXY_WRITE_STALL_SECONDS="0.5") as running:
         yield running

@@ -49,18 +49,6 @@ UPSTREAM_HEADER_NAMES = [
 
 
 @pytest.fixture(scope="module")
-def shared_upstream() -> Iterator[ScriptedUpstream]:
-    with ScriptedUpstream() as running:
-        yield running
-
-
-@pytest.fixture
-def upstream(shared_upstream: ScriptedUpstream) -> Iterator[ScriptedUpstream]:
-    yield shared_upstream
-    shared_upstream.close_exchanges()
-
-
-@pytest.fixture(scope="module")
 def proxy(shared_upstream: ScriptedUpstream) -> Iterator[ProxyProcess]:
     with ProxyProcess(shared_upstream.port, PROXY_UPSTREAM_TIMEOUT_SECONDS="1") as running:
         yield running

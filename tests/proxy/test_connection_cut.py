@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import gevent
@@ -14,6 +14,8 @@ from gevent.event import Event
 from proxy.connection import ClientConnection, Deadlines
 from proxy.open_calls import CallRevoked
 from proxy.pace import PaceRule
+
+pytestmark = pytest.mark.usefixtures("hub")
 
 
 class SilentSocket:
@@ -31,14 +33,6 @@ class SilentSocket:
 
     def close(self) -> None:
         """Be closed."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hub() -> Iterator[None]:
-    """Make this thread's hub before the first test, so that its own descriptors are no test's, and take it down."""
-    made = gevent.get_hub()
-    yield
-    made.destroy(destroy_loop=True)
 
 
 @pytest.fixture

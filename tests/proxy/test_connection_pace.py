@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import gevent
 import pytest
 
 from proxy.connection import ClientConnection, ClientLeft, Deadlines
 from proxy.pace import PaceRule
+
+pytestmark = pytest.mark.usefixtures("hub")
 
 STALL_SECONDS = 20.0
 ANSWER_SECONDS = 30.0
@@ -42,14 +43,6 @@ class DrippingSocket:
     def wait(self, _wait: Callable[..., None], seconds: float) -> None:
         """Let the time pass until this client takes more, at most the seconds."""
         self.now = min(self._takes_at, self.now + seconds)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hub() -> Iterator[None]:
-    """Make this thread's hub before the first test, so that its own descriptors are no test's, and take it down."""
-    made = gevent.get_hub()
-    yield
-    made.destroy(destroy_loop=True)
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, sock: DrippingSocket) -> ClientConnection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,18 +16,12 @@ from proxy.pace import PaceRule
 from proxy.places import Places
 from proxy.worker import ProxyWorker
 
+pytestmark = pytest.mark.usefixtures("hub")
+
 DEADLINES = Deadlines(PaceRule(10.0), PaceRule(10.0), 10.0)
 NUM_REQUESTS = 40
 BODY = b"1\r\nx\r\n" * 8192 + b"0\r\n\r\n"
 MAX_BODY_BYTES = 65536
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hub() -> Iterator[None]:
-    """Make this thread's hub before the first test, so that its own descriptors are no test's, and take it down."""
-    made = gevent.get_hub()
-    yield
-    made.destroy(destroy_loop=True)
 
 
 class OtherClient:

@@ -6,6 +6,7 @@ answer of what comes back. It does not know how a bearer is verified, which rout
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -17,6 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, request
+from gevent.lock import BoundedSemaphore
 
 from proxy.access import Access, AccessFiles
 from proxy.admission import Admission, Admitter, RequestHead
@@ -40,17 +42,27 @@ from proxy.worker import AnswerBroken
 _STATS_MEMBER = "__stats"
 _MAX_STATS_ANSWER_BYTES = 1024 * 1024
 _PUBLIC_TEXT = "text/plain"
+# Requests without a bearer that are forwarded at once, and how long one waits for that: however many strangers ask, the
+# processor's time and the server's threads are for those who have shown one.
+_NUM_PUBLIC_TURNS = 4
+_PUBLIC_TURN_SECONDS = 5.0
+_RETRY_AFTER_SECONDS = "1"
 
 
 class RoutelessFlask(Flask):
-    """Leave every path to the route table of the core.
+    """Leave every path to the route table of the core, and nothing of a request for the garbage collector.
 
-    Flask's router would add redirects, OPTIONS and its own 404 page. A request that it finds no route for keeps an
-    exception in a cycle of some hundred objects, and to collect those of thousands of requests stops all others.
+    Flask's router would add redirects, OPTIONS and its own 404 page. An exception that a request ends with, its own "no
+    route" among them, it keeps in a cycle of some hundred objects, and to collect those of thousands of requests stops
+    all others.
     """
 
     def create_url_adapter(self, _request: Any) -> None:
         """Return none, which makes Flask route nothing."""
+
+    def should_ignore_error(self, _error: BaseException | None) -> bool:
+        """Let Flask forget what a request ended with before its frames, which that refers to, have gone."""
+        return True
 
 
 class RelayedResponse(Response):
@@ -100,6 +112,7 @@ class Door:
             read_timeout=settings.upstream_timeout_seconds,
         )
         self._public_bodies = SharedBodies()
+        self._public_turns = BoundedSemaphore(_NUM_PUBLIC_TURNS)
         self._logger = logging.getLogger(TRANSACTION_LOGGER)
 
     def answer(self, environ: Mapping[str, Any]) -> Response:
@@ -124,9 +137,10 @@ class Door:
                 admission = self._admitter.admit(head)
                 transaction.claims = admission.claims
                 admission, limit_headers = self._enter(connection, admission)
-                answer = self._forward(connection, head, admission, request_id, trace)
-                headers = _selected_headers(answer, request_id, client_id)
-                response = self._relay(connection, head, answer, headers, transaction)
+                with self._public_turn() if admission.claims is None else contextlib.nullcontext():
+                    answer = self._forward(connection, head, admission, request_id, trace)
+                    headers = _selected_headers(answer, request_id, client_id)
+                    response = self._relay(connection, head, answer, headers, transaction)
         except Refusal as refusal:
             connection.refuse(malformed=refusal.status == HTTPStatus.BAD_REQUEST)
             body = refusal_body(path, refusal, request_id, head.headers.get("content-type", ""))
@@ -146,6 +160,20 @@ class Door:
         call = self._limits.enter(admission.claims, admission.template)
         connection.on_end(call.leave)
         return replace(admission, claims=call.claims), call.headers
+
+    @contextlib.contextmanager
+    def _public_turn(self) -> Iterator[None]:
+        if not self._public_turns.acquire(timeout=_PUBLIC_TURN_SECONDS):
+            raise Refusal(
+                503,
+                "public_busy",
+                "Too many requests without a bearer at once, try again later.",
+                {"Retry-After": _RETRY_AFTER_SECONDS},
+            )
+        try:
+            yield
+        finally:
+            self._public_turns.release()
 
     def _forward(
         self, connection: Any, head: RequestHead, admission: Admission, request_id: str, trace: Trace
@@ -168,7 +196,7 @@ class Door:
             answer = self._upstream.send(admission.method, target, headers, body)
         except (ClientLeft, CallRevoked) as left:
             # Thrown into a connect, it leaves the only reference to the socket in a frame: urllib3 closes it on OSError
-            # alone. Flask keeps the exception in a cycle; without those frames the socket is closed here and now.
+            # alone. Without those frames the socket is closed here and now.
             raise left.with_traceback(None) from None
         connection.on_end(answer.close)
         return answer

@@ -80,6 +80,7 @@ class ClientConnection:
         self._ahead = bytearray()
         self._at_end = False
         self._num_bytes_in_a_row = 0
+        self._has_waited = False
         self._request: Any = None
         self._continue_due = False
         self._body_open = False
@@ -105,12 +106,13 @@ class ClientConnection:
 
         A connection that is idle between requests ends with b"" instead.
         """
+        self._has_waited = False
         if self._ahead:
             data = bytes(self._ahead[:size])
             del self._ahead[:size]
         else:
             data = b"" if self._at_end else self._read_in_time(size)
-        if self._pace.num_bytes:
+        if self._pace.num_bytes and not self._has_waited:
             # A client that sends as fast as it is read never makes this greenlet wait, and a body in small chunks takes
             # a thousand times longer to read than to receive. Not after the first: a head that is there is a request.
             give_way()
@@ -275,6 +277,7 @@ class ClientConnection:
             except BlockingIOError:
                 remaining = self._pace.remaining(self._now())
             if remaining > 0:
+                self._has_waited = True
                 self._wait(wait_read, remaining)
             elif self._pace.rule is self._deadlines.head and self._pace.num_bytes == 0:
                 return b""

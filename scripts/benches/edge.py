@@ -12,7 +12,7 @@ import dataclasses
 import sys
 
 from benches import edge_decision
-from benches.edge_clients import KINDS, Attack, Probe, allow_descriptors, first_tokens, resident_mib, worst
+from benches.edge_clients import KINDS, Attack, Probe, first_tokens, resident_mib, worst
 from benches.figures import spread_ms, table
 from benches.service import Service, running_service
 
@@ -21,7 +21,8 @@ SETTINGS = {"INFERENCE_API_MOCK_TOKENS_PER_SECOND": "0"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Size:
-    """How much a run measures: slow connections of a kind, idle ones, first tokens, calls of the pure core.
+    """How much a run measures: slow connections of a kind, idle ones, strangers who ask without a pause, first tokens,
+    calls of the pure core.
 
     `opening_seconds` is how long the connections of a kind take to come; as long as the proxy waits for a head they
     are cut, and come again, one by one.
@@ -29,22 +30,22 @@ class Size:
 
     slow: int
     idle: int
+    flood: int
     first_tokens: int
     calls: int
     opening_seconds: float = 10.0
 
 
 SIZES = {
-    "full": Size(slow=1000, idle=10_000, first_tokens=1000, calls=20_000),
-    "quick": Size(slow=1000, idle=2000, first_tokens=300, calls=4000),
-    "tiny": Size(slow=5, idle=10, first_tokens=5, calls=40, opening_seconds=0.1),
+    "full": Size(slow=1000, idle=10_000, flood=100, first_tokens=1000, calls=20_000),
+    "quick": Size(slow=1000, idle=2000, flood=100, first_tokens=300, calls=4000),
+    "tiny": Size(slow=5, idle=10, flood=2, first_tokens=5, calls=40, opening_seconds=0.1),
 }
 
 
 def run(size_name: str) -> dict[str, object]:
     """Run all parts; return the figures."""
     size = SIZES[size_name]
-    allow_descriptors(max(size.slow, size.idle))
     micros = edge_decision.run(size.calls)
     with running_service(SETTINGS) as service:
         kinds = {name: _attacked(service, name, size) for name in KINDS}
@@ -95,7 +96,7 @@ class Figures:
 
 
 def _attacked(service: Service, name: str, size: Size) -> Figures:
-    number = size.idle if name == "idle" else size.slow
+    number = {"idle": size.idle, "flood": size.flood}.get(name, size.slow)
     figures = asyncio.run(_attack(service, name, number, size))
     print(f"{number} of {name}: {figures.summary()}", file=sys.stderr)
     return figures

@@ -1,8 +1,7 @@
-"""Be the clients of an attack, and those who suffer from it: slow and silent connections, timed first tokens, probes.
+"""Attack with slow and silent connections, and be those who suffer from it: timed first tokens, and probes.
 
-One asyncio loop for both: what the attackers cost this process is in the times that it measures, which so are too high
-rather than too low. A connection that is cut is opened anew, so that the attack stays as large as it is. Knows HTTP/1.1
-as bytes and the routes that it asks.
+The attackers run in a process of their own, edge_attackers; it shares the cores with what it attacks, so that the times
+are too high rather than too low. Knows HTTP/1.1 as bytes and the routes that it asks.
 """
 
 from __future__ import annotations
@@ -11,22 +10,23 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
 import resource
-import socket
+import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from benches import edge_attackers
+from benches.edge_attackers import Orders, Standing
 from benches.service import BenchError, Target
 
-DRIP_SECONDS = 1.0
-"""Between a dripping client's bytes, and a slow reader's."""
-
 _LARGE_PUBLIC_PATH = "/openapi.json"
+_SCRIPTS = Path(__file__).parents[1]
 _SETTLING_SECONDS = 0.5
 _ANSWER_SECONDS = 30.0
 _PROBE_PAUSE_SECONDS = 0.1
-_SPARE_DESCRIPTORS = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,22 +35,24 @@ class Kind:
 
     name: str
     opening: str
-    drip: bytes = b""
+    drip: str = ""
     reads_slowly: bool = False
     needs_bearer: bool = False
+    asks_again: bool = False
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("header_drip", "GET /health HTTP/1.1\r\nHost: x\r\nX: ", drip=b"x"),
+        Kind("header_drip", "GET /health HTTP/1.1\r\nHost: x\r\nX: ", drip="x"),
         Kind(
             "body_drip",
             "POST /inference/m HTTP/1.1\r\nHost: x\r\n{bearer}Content-Length: 200000\r\n\r\n",
-            drip=b" ",
+            drip=" ",
             needs_bearer=True,
         ),
         Kind("slow_read", f"GET {_LARGE_PUBLIC_PATH} HTTP/1.1\r\nHost: x\r\n\r\n", reads_slowly=True),
+        Kind("flood", "GET /health HTTP/1.1\r\nHost: x\r\n\r\n", asks_again=True),
         Kind("half_request", "GET /health HT"),
         Kind("idle", ""),
     )
@@ -58,82 +60,49 @@ KINDS = {
 
 
 class Attack:
-    """Hold so many connections of a kind against a target until stopped; count them, and how long each lasted."""
+    """Hold so many connections of a kind against a target until stopped."""
 
     def __init__(self, target: Target, kind: Kind, num_connections: int, opening_seconds: float) -> None:
-        """Prepare; `running` begins it, and opens the connections evenly over `opening_seconds`.
-
-        As many seconds as one lasts make an even attack: else all are cut, and come again, at the same moment.
-        """
+        """Prepare; `running` begins it, and opens the connections evenly over `opening_seconds`."""
         self.num_open = 0
+        """Once all had come; the other two are of the end."""
         self.num_ended = 0
         self.longest_seconds = 0.0
-        self._target = target
-        self._kind = kind
-        self._num_connections = num_connections
-        self._opening_seconds = opening_seconds
         bearer = f"Authorization: Bearer {target.bearer}\r\n" if kind.needs_bearer else ""
-        self._opening = kind.opening.format(bearer=bearer).encode() if kind.needs_bearer else kind.opening.encode()
+        opening = kind.opening.replace("{bearer}", bearer)
+        self._orders = Orders(
+            target.port, num_connections, opening_seconds, opening, kind.drip, kind.reads_slowly, kind.asks_again
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open all connections, go on in the background, and close them at the end of the block."""
-        pause = self._opening_seconds / self._num_connections
-        clients = [asyncio.create_task(self._be_slow(index * pause)) for index in range(self._num_connections)]
+        environ = {**os.environ, "PYTHONPATH": str(_SCRIPTS)}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", edge_attackers.__name__, env=environ, stdin=PIPE, stdout=PIPE
+        )
         try:
-            await asyncio.sleep(self._opening_seconds + _SETTLING_SECONDS)
+            await _say(process, json.dumps(dataclasses.asdict(self._orders)))
+            await asyncio.sleep(self._orders.opening_seconds + _SETTLING_SECONDS)
+            self.num_open = (await _ask_standing(process)).num_open
             yield
+            standing = await _ask_standing(process)
+            self.num_ended, self.longest_seconds = standing.num_ended, standing.longest_seconds
         finally:
-            for client in clients:
-                client.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
+            process.stdin.close()  # type: ignore[union-attr]  # it has a pipe
+            await process.wait()
 
-    async def _be_slow(self, pause: float) -> None:
-        await asyncio.sleep(pause)
-        while True:
-            with contextlib.closing(socket.socket()) as sock:
-                if self._kind.reads_slowly:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                sock.setblocking(False)
-                if not await self._open(sock):
-                    await asyncio.sleep(DRIP_SECONDS)
-                    continue
-                began = time.monotonic()
-                self.num_open += 1
-                try:
-                    await self._drip(sock)
-                finally:
-                    self.num_open -= 1
-                lasted = time.monotonic() - began
-                self.num_ended += 1
-                self.longest_seconds = max(self.longest_seconds, lasted)
-                # Many connections are the attack, not many new ones.
-                await asyncio.sleep(max(0.0, DRIP_SECONDS - lasted))
 
-    async def _open(self, sock: socket.socket) -> bool:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.sock_connect(sock, ("127.0.0.1", self._target.port))
-            await loop.sock_sendall(sock, self._opening)
-        except OSError:
-            return False
-        return True
+async def _say(process: Process, line: str) -> None:
+    process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]  # it has a pipe
+    await process.stdin.drain()  # type: ignore[union-attr]
 
-    async def _drip(self, sock: socket.socket) -> None:
-        """Send or read a byte a time until the other end closes."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            if not self._kind.drip and not self._kind.reads_slowly:
-                await loop.sock_recv(sock, 1)
-            while self._kind.drip:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(loop.sock_recv(sock, 1), DRIP_SECONDS)
-                    return
-                await loop.sock_sendall(sock, self._kind.drip)
-            while self._kind.reads_slowly:
-                await asyncio.sleep(DRIP_SECONDS)
-                if not await loop.sock_recv(sock, 1):
-                    return
+
+async def _ask_standing(process: Process) -> Standing:
+    await _say(process, "")
+    if not (line := await process.stdout.readline()):  # type: ignore[union-attr]  # it has a pipe
+        raise BenchError("the attackers have ended")
+    return Standing(**json.loads(line))
 
 
 async def first_tokens(target: Target, number: int, *, at_once: int = 2) -> list[float]:
@@ -207,15 +176,6 @@ async def _ask(port: int, request: bytes) -> bytes:
         return await reader.read(-1)
     finally:
         writer.close()
-
-
-def allow_descriptors(number: int) -> int:
-    """Raise the limit of open files for so many connections; return how many of them fit."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number + _SPARE_DESCRIPTORS
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, _soft), hard))
-    return min(number, allowed - _SPARE_DESCRIPTORS)
 
 
 def num_descriptors(pid: int) -> int:

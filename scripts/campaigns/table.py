@@ -54,13 +54,13 @@ PARTS: Mapping[str, Part] = {
     ),
     # Mutants of the raw HTTP vectors over three ways in; the vectors in four segmentations and the forgeries always go.
     "raw_http": Part("raw_http", ci={"mutants": 1000}, nightly={"mutants": 50_000}),
-    # Slow connections of each kind, idle ones, and first tokens timed without and with each; 1,000 make a p99. A crowd
-    # of twice what fits comes again some 2,000 times a second: nightly's, and known to fail there (docs/campaign.md).
-    # 1,000 slow bodies come close to their bound on two cores, so that those are nightly's, too.
+    # Slow connections of each kind, idle ones, strangers who ask without a pause; first tokens timed without and with
+    # each, of which 1,000 make a p99. A crowd of twice what fits comes again some 1,000 times a second: nightly's, and
+    # known to fail there (docs/campaign.md).
     "slow_clients": Part(
         "slow_clients",
-        ci={"slow": 1000, "body": 500, "idle": 2000, "crowded": 0, "samples": 1000},
-        nightly={"slow": 1000, "body": 1000, "idle": 10_000, "crowded": 10_000, "samples": 10_000},
+        ci={"slow": 1000, "idle": 2000, "flood": 100, "crowded": 0, "samples": 1000},
+        nightly={"slow": 1000, "idle": 10_000, "flood": 500, "crowded": 10_000, "samples": 10_000},
     ),
     # SGLang's own tests of a server; once each, whatever the tier.
     "kits": Part("kits", ci={}, nightly={}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from tests.integration.proxy_process import ProxyProcess, RawClient, seconds_sin
 from tests.integration.service import wait_for
 
 NUM_STRANGERS = 5
+NUM_PUBLIC_TURNS = 4
 DEADLINE_SECONDS = 2.0
 MAX_BYTES = 4 * 2**20
 PAGE = bytes(range(256)) * 8192  # 2 MiB, more than the kernel takes for a client that does not read
@@ -103,3 +105,29 @@ def test_the_head_of_a_page_says_its_length_and_the_connection_serves_on(
         assert (status, headers["content-length"]) == (200, str(len(PAGE)))
         send_page(upstream.accept(), chunked=False)
         assert client.read_answer()[2] == PAGE
+
+
+def test_strangers_wait_for_strangers_and_a_bearer_for_none_of_them(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    with contextlib.ExitStack() as cleanup:
+        clients = [cleanup.enter_context(RawClient(proxy.port)) for _ in range(NUM_PUBLIC_TURNS + 2)]
+        exchanges = []
+        for client in clients[:NUM_PUBLIC_TURNS]:
+            client.send(ASK)
+            exchanges.append(upstream.accept())
+        for client in clients[NUM_PUBLIC_TURNS:]:
+            client.send(ASK)
+        with RawClient(proxy.port) as team:
+            team.request("GET", "/rows")
+            exchange = upstream.accept()
+            assert exchange.request_line.startswith("GET /rows ")
+            exchange.answer(b"{}")
+            assert team.read_answer()[0] == 200
+        assert not upstream.has_caller()
+        exchanges[0].answer(b"page", content_type="text/html")
+        assert clients[0].read_answer()[2] == b"page"
+        assert upstream.accept().request_line.startswith("GET /docs "), "the place of the first went to one who waited"
+        (refused,), _, _ = select.select([client.sock for client in clients[NUM_PUBLIC_TURNS:]], [], [], 10.0)
+        status, headers, _body = next(client for client in clients if client.sock is refused).read_answer()
+        assert (status, headers["x-error-code"], headers["retry-after"]) == (503, "public_busy", "1")

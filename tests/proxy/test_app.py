@@ -11,6 +11,7 @@ from werkzeug.test import create_environ, run_wsgi_app
 
 from proxy.app import create_app, read_head, take_stats
 from proxy.config import read_settings
+from proxy.connection import ClientLeft
 
 
 def test_a_head_is_read_from_what_was_sent_and_not_from_what_was_decoded() -> None:
@@ -46,6 +47,11 @@ class RefusedConnection(BrokenConnection):
         """Go on."""
 
 
+class LeftConnection(BrokenConnection):
+    def on_end(self, ending: object) -> None:
+        raise ClientLeft
+
+
 @pytest.fixture
 def app() -> Flask:
     secret = "0123456789abcdef0123456789abcdef"
@@ -53,13 +59,21 @@ def app() -> Flask:
     return create_app(read_settings(settings, port=0, upstream_url="http://127.0.0.1:1"))
 
 
-def test_a_request_leaves_nothing_for_the_garbage_collector_which_would_stop_all_others(app: Flask) -> None:
+@pytest.mark.parametrize(
+    ("connection", "outcome"), [(RefusedConnection(), "401 UNAUTHORIZED"), (LeftConnection(), "left")]
+)
+def test_a_request_leaves_nothing_for_the_garbage_collector_which_would_stop_all_others(
+    app: Flask, connection: BrokenConnection, outcome: str
+) -> None:
     def ask() -> str:
-        raw = {"RAW_URI": "/v1/models", "proxy.connection": RefusedConnection()}
-        _body, status, _headers = run_wsgi_app(app, create_environ("/v1/models", environ_overrides=raw))
+        raw = {"RAW_URI": "/v1/models", "proxy.connection": connection}
+        try:
+            _body, status, _headers = run_wsgi_app(app, create_environ("/v1/models", environ_overrides=raw))
+        except ClientLeft:
+            return "left"
         return status
 
-    assert ask() == "401 UNAUTHORIZED"
+    assert ask() == outcome
     gc.collect()
     gc.disable()
     try:

@@ -23,7 +23,9 @@ def run(cache: Path, *arguments: str, script: Path = SCRIPT, **environ: str) -> 
 @contextlib.contextmanager
 def living_process(python: Path, cwd: Path = ROOT, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process that looks like a supervisor to whoever reads its command line, until the block ends."""
-    command = [python, "-c", "import sys; sys.stdin.read()", "-m", "inference_api.supervisor"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, cwd=cwd) as process:
+    command = [python, "-c", "import sys; print(flush=True); sys.stdin.read()", "-m", "inference_api.supervisor"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, cwd=cwd) as process:
+        # Before it runs, the kernel may not have its command line and its environment yet.
+        process.stdout.readline()  # type: ignore[union-attr]  # it has a pipe
         yield process
         process.communicate()

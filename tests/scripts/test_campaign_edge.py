@@ -114,10 +114,11 @@ def test_a_seed_draws_the_same_requests_again_and_every_piece_is_of_them() -> No
 
 def test_first_tokens_may_take_twice_as_long_and_noise_is_no_fault() -> None:
     fault_of = module("slow_clients").fault_of_tokens
-    assert fault_of([0.15] * 1000, [0.30] * 1000) is None
-    assert fault_of([0.15] * 1000, [0.15] * 980 + [0.35] * 20)
-    assert fault_of([0.001] * 1000, [0.09] * 1000) is None
-    assert fault_of([0.15] * 10, [0.15] * 9 + [0.35]), "of few, the longest counts"
+    assert fault_of([0.15] * 1000, [0.30] * 1000, 2.0) is None
+    assert fault_of([0.15] * 1000, [0.15] * 980 + [0.35] * 20, 2.0)
+    assert fault_of([0.15] * 1000, [0.15] * 980 + [0.35] * 20, 4.0) is None
+    assert fault_of([0.001] * 1000, [0.03] * 1000, 2.0) is None
+    assert fault_of([0.15] * 10, [0.15] * 9 + [0.35], 2.0), "of few, the longest counts"
 
 
 def test_a_probe_that_fails_or_takes_too_long_is_a_fault() -> None:

@@ -163,6 +163,9 @@ def _read_internal_key(environ: Mapping[str, str]) -> bytes | None:
         name = "INTERNAL_AUTH_KEY_FILE"
         try:
             mode = Path(path).stat().st_mode
+            # Of a pipe, reading would wait for who writes to it.
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{name}: {path} is no regular file")
             key = Path(path).read_bytes().strip()
         except OSError as fault:
             raise ConfigError(f"{name}: cannot read the file ({fault.strerror})") from None

@@ -90,6 +90,9 @@ def read_internal_key(settings: Settings) -> bytes:
     path: Path = settings.key_path
     try:
         mode = path.stat().st_mode
+        # Of a pipe, reading would wait for who writes to it.
+        if not stat.S_ISREG(mode):
+            raise SettingError(f"INTERNAL_AUTH_KEY_FILE={path} is no regular file")
         key = path.read_bytes().strip()
     except OSError as error:
         raise SettingError(f"INTERNAL_AUTH_KEY_FILE={path} cannot be read: {error.strerror}") from None

@@ -84,6 +84,7 @@ def test_a_weak_secret_is_a_warning_on_loopback_and_a_fault_elsewhere(secret: st
         ({"REDIS_URL": "redis://redis.test?socket_timeout=9"}, {}, "REDIS_URL"),
         ({"INTERNAL_AUTH_KEY": "short"}, {}, "INTERNAL_AUTH_KEY"),
         ({"INTERNAL_AUTH_KEY_FILE": "/nowhere"}, {}, "INTERNAL_AUTH_KEY_FILE"),
+        ({"INTERNAL_AUTH_KEY_FILE": "/dev/null"}, {}, "INTERNAL_AUTH_KEY_FILE: /dev/null is no regular file"),
         ({"JWT_POLICY_FILE": "/nowhere"}, {}, "JWT_POLICY_FILE: cannot read /nowhere (No such file or directory)"),
         ({"JWT_REVOCATION_FILE": "/nowhere"}, {}, "JWT_REVOCATION_FILE: cannot read /nowhere"),
         ({}, {"port": 65536}, "--port"),

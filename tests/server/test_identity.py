@@ -118,6 +118,12 @@ def test_a_key_file_may_end_with_a_newline(settings: Settings) -> None:
     assert read_internal_key(settings) == b"f" * 40
 
 
+def test_a_key_file_is_a_file(settings: Settings) -> None:
+    settings.key_path.symlink_to("/dev/null")
+    with pytest.raises(SettingError, match="is no regular file"):
+        read_internal_key(settings)
+
+
 def test_a_short_or_absent_key_file_stops_the_start_and_names_the_setting(settings: Settings) -> None:
     path = settings.key_path
     with pytest.raises(SettingError) as caught:

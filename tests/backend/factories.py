@@ -200,3 +200,16 @@ class Rig:
                     self.rows[session_id].add((output.row, output.epoch))
                 if output.finished is not None:
                     self.ends[session_id] = output.finished
+
+
+def figure(rig: Rig, name: str) -> float:
+    """Return one of the scheduler's counters."""
+    return rig.query(QueryKind.METRICS).metrics.get(name, 0)
+
+
+def ids_alone(prompt: bytes, script: MockScript = NOISE, **changes: object) -> list[int]:
+    """Return what a prompt gets where nothing is shared."""
+    rig = Rig(1, script=script)
+    rig.submit("alone", prompt, **changes)
+    rig.run()
+    return rig.ids["alone"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxy.config import _NUMBERS, read_settings
 from proxy.routes import ROUTES, Scope
-from tests.test_architecture import PURE
+from tests.architecture import PURE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "proxy.md").read_text("utf-8")

@@ -9,7 +9,7 @@ from flask import Flask
 
 from inference_api.messages import FinishReason
 from tests.server.fakes import FakeClient, finished
-from tests.server.openai.test_routes import BOTH, TEXT, choice_text, joined, refusal, streamed, whole
+from tests.server.openai.route_calls import BOTH, TEXT, choice_text, joined, refusal, streamed, whole
 
 
 @pytest.fixture

@@ -55,6 +55,12 @@ def test_json_is_taken_in_any_case_with_any_parameter(content_type: str) -> None
     assert parse("{}", content_type).name == "x"
 
 
+def test_no_string_of_a_body_is_kept_for_the_next_one() -> None:
+    assert (
+        parse('{"prompt": "what is my diagnosis?"}').prompt is not parse('{"prompt": "what is my diagnosis?"}').prompt
+    )
+
+
 @pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/jsonx", "multipart/form-data"])
 def test_a_body_that_is_not_declared_json_is_refused(content_type: str | None) -> None:
     assert fault("{}", content_type) == ("The body must be JSON: send Content-Type: application/json.", None)

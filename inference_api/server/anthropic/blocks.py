@@ -94,7 +94,7 @@ def _tool_block(request_id: str, called: Called, arguments: dict[str, object]) -
 def _input(text: str) -> dict[str, object]:
     """Return a call's arguments; of those that were cut off what is whole, as Anthropic's client reads a stream."""
     try:
-        found = from_json(text, allow_partial=True)
+        found = from_json(text, allow_partial=True, cache_strings="none")
         json.dumps(found, allow_nan=False)
     except ValueError:
         found = None

@@ -95,9 +95,16 @@ class Access:
 
     @property
     def watched(self) -> Sequence[Sequence[Refreshed]]:
-        """List what to refresh, a greenlet for each group: a slow issuer must not hold up the files."""
-        files = [RefreshedBy(self._refresh_files)]
-        return [files] if self._rules is None else [files, [RefreshedBy(self._refresh_published)]]
+        """List what to refresh, a greenlet for each group: a slow issuer must not hold up the files.
+
+        Nor the revocations: a policy that names another issuer is in force once that has answered.
+        """
+        groups: list[Sequence[Refreshed]] = []
+        if self._revocations is not None:
+            groups.append([self._revocations])
+        if self._rules is not None:
+            groups += [RefreshedBy(self._refresh_rules)], [RefreshedBy(self._refresh_published)]
+        return groups
 
     @property
     def published_fault(self) -> FileFault | None:
@@ -121,9 +128,7 @@ class Access:
             raise AuthError("jwt_revoked", "JWT has been revoked.")
         return claims
 
-    def _refresh_files(self) -> bool:
-        if self._revocations is not None:
-            self._revocations.refresh()
+    def _refresh_rules(self) -> bool:
         if self._rules is None:
             return False
         if self._awaits_key_file:

@@ -6,24 +6,22 @@ answer of what comes back. It does not know how a bearer is verified, which rout
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, request
-from gevent.lock import BoundedSemaphore
 
 from proxy.access import Access, AccessFiles
 from proxy.admission import Admission, Admitter, RequestHead
 from proxy.answers import ERROR_CODE_HEADER, Refusal, error_headers
-from proxy.auth import mint_assertion
+from proxy.auth import Claims, mint_assertion
 from proxy.config import Settings
 from proxy.connection import ClientLeft
 from proxy.cors import CrossOrigin
@@ -35,6 +33,7 @@ from proxy.logs import TRANSACTION_LOGGER
 from proxy.open_calls import CallRevoked
 from proxy.routes import RouteTable
 from proxy.shared_bodies import SharedBodies
+from proxy.strangers import SharedAnswer, Strangers
 from proxy.trace_context import TRACEPARENT_HEADER, Trace, continue_trace
 from proxy.transaction import Transaction
 from proxy.worker import AnswerBroken
@@ -42,11 +41,9 @@ from proxy.worker import AnswerBroken
 _STATS_MEMBER = "__stats"
 _MAX_STATS_ANSWER_BYTES = 1024 * 1024
 _PUBLIC_TEXT = "text/plain"
-# Requests without a bearer that are forwarded at once, and how long one waits for that: however many strangers ask, the
-# processor's time and the server's threads are for those who have shown one.
-_NUM_PUBLIC_TURNS = 4
-_PUBLIC_TURN_SECONDS = 5.0
-_RETRY_AFTER_SECONDS = "1"
+# Whoever watches over the service asks these, and one answer of the server's does for all who ask at the same moment.
+_SHARED_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+_PUBLIC_ANSWER_SECONDS = 10.0
 
 
 class RoutelessFlask(Flask):
@@ -112,7 +109,7 @@ class Door:
             read_timeout=settings.upstream_timeout_seconds,
         )
         self._public_bodies = SharedBodies()
-        self._public_turns = BoundedSemaphore(_NUM_PUBLIC_TURNS)
+        self._strangers = Strangers()
         self._logger = logging.getLogger(TRANSACTION_LOGGER)
 
     def answer(self, environ: Mapping[str, Any]) -> Response:
@@ -131,17 +128,23 @@ class Door:
         limit_headers: LimitHeaders = ()
         try:
             if self._cross_origin.is_preflight(head.method, head.headers):
+                self._strangers.wait_for_turn()
                 allowed = self._cross_origin.preflight_headers(head.headers, self._admitter.methods(head))
                 response: Response = RelayedResponse(None, HTTPStatus.NO_CONTENT, [*allowed, *identity])
             else:
                 admission = self._admitter.admit(head)
                 transaction.claims = admission.claims
-                admission, limit_headers = self._enter(connection, admission)
-                with self._public_turn() if admission.claims is None else contextlib.nullcontext():
+                if admission.claims is None:
+                    response = self._answer_stranger(connection, head, admission, (request_id, client_id), trace)
+                else:
+                    admission, limit_headers = self._enter(connection, admission, admission.claims)
                     answer = self._forward(connection, head, admission, request_id, trace)
-                    headers = _selected_headers(answer, request_id, client_id)
-                    response = self._relay(connection, head, answer, headers, transaction)
+                    headers = _selected_headers(answer.headers, request_id, client_id)
+                    # HTTP/1.0 has no chunks: a broken answer would look whole. It gets a length, or a 5xx.
+                    response = self._respond(answer, headers, transaction, is_whole=head.version < (1, 1))
         except Refusal as refusal:
+            if transaction.claims is None:
+                self._strangers.wait_for_turn()
             connection.refuse(malformed=refusal.status == HTTPStatus.BAD_REQUEST)
             body = refusal_body(path, refusal, request_id, head.headers.get("content-type", ""))
             response = RelayedResponse(body, refusal.status, [*error_headers(refusal), *identity])
@@ -150,30 +153,14 @@ class Door:
         transaction.status_code = response.status_code
         return response
 
-    def _enter(self, connection: Any, admission: Admission) -> tuple[Admission, LimitHeaders]:
-        if admission.claims is None:
-            return admission, ()
+    def _enter(self, connection: Any, admission: Admission, claims: Claims) -> tuple[Admission, LimitHeaders]:
         # Nothing may wait between the check of a bearer and this, or its revocation could miss the call.
         cut = partial(connection.cut, CallRevoked())
-        connection.on_end(self._open_calls.open(admission.claims.token_id, cut))
+        connection.on_end(self._open_calls.open(claims.token_id, cut))
         connection.take_place()
-        call = self._limits.enter(admission.claims, admission.template)
+        call = self._limits.enter(claims, admission.template)
         connection.on_end(call.leave)
         return replace(admission, claims=call.claims), call.headers
-
-    @contextlib.contextmanager
-    def _public_turn(self) -> Iterator[None]:
-        if not self._public_turns.acquire(timeout=_PUBLIC_TURN_SECONDS):
-            raise Refusal(
-                503,
-                "public_busy",
-                "Too many requests without a bearer at once, try again later.",
-                {"Retry-After": _RETRY_AFTER_SECONDS},
-            )
-        try:
-            yield
-        finally:
-            self._public_turns.release()
 
     def _forward(
         self, connection: Any, head: RequestHead, admission: Admission, request_id: str, trace: Trace
@@ -193,7 +180,8 @@ class Door:
         target = admission.path + ("?" + admission.query if admission.query else "")
         connection.watch()
         try:
-            answer = self._upstream.send(admission.method, target, headers, body)
+            most = _PUBLIC_ANSWER_SECONDS if admission.claims is None else None
+            answer = self._upstream.send(admission.method, target, headers, body, most_seconds=most)
         except (ClientLeft, CallRevoked) as left:
             # Thrown into a connect, it leaves the only reference to the socket in a frame: urllib3 closes it on OSError
             # alone. Without those frames the socket is closed here and now.
@@ -201,43 +189,52 @@ class Door:
         connection.on_end(answer.close)
         return answer
 
-    def _relay(
-        self,
-        connection: Any,
-        head: RequestHead,
-        answer: UpstreamAnswer,
-        headers: list[tuple[str, str]],
-        transaction: Transaction,
+    def _answer_stranger(
+        self, connection: Any, head: RequestHead, admission: Admission, ids: tuple[str, str | None], trace: Trace
     ) -> Response:
-        # HTTP/1.0 has no chunks: a broken answer would look whole. It gets all of it with a length, or a 5xx.
-        is_old = head.version < (1, 1)
-        if transaction.claims is not None:
-            return self._respond(answer, headers, transaction, is_whole=is_old)
-        # Strangers may read as slowly as they like, but no thread of the server waits for them.
-        try:
-            response = self._respond(answer, headers, transaction, is_whole=True)
-        finally:
-            answer.close()
+        path = admission.path
+        is_shared = path in _SHARED_PATHS and admission.method == "GET" and not admission.query
+        # Who leaves while waiting for a turn is noticed; no public route has a body.
+        connection.watch()
+        with self._strangers.turn():
+            shared = self._strangers.recent(path) if is_shared else None
+            if shared is not None:
+                is_bodiless = False
+                headers = _selected_headers(shared.headers, *ids)
+                response: Response = RelayedResponse(shared.body, shared.status, headers)
+            else:
+                # Strangers may read as slowly as they like, but no thread of the server waits for them.
+                answer = self._forward(connection, head, admission, ids[0], trace)
+                is_bodiless = answer.bodiless
+                try:
+                    response = self._respond(answer, _selected_headers(answer.headers, *ids), None, is_whole=True)
+                finally:
+                    answer.close()
+                if is_shared:
+                    self._strangers.keep(path, SharedAnswer(answer.status, answer.headers, response.get_data()))
         connection.bound_answer()
-        if not answer.bodiless:
+        if not is_bodiless:
             body, release = self._public_bodies.hold(response.get_data())
             connection.on_end(release)
             response.response = [body]
         return response
 
     def _respond(
-        self, answer: UpstreamAnswer, headers: list[tuple[str, str]], transaction: Transaction, *, is_whole: bool
+        self, answer: UpstreamAnswer, headers: list[tuple[str, str]], transaction: Transaction | None, *, is_whole: bool
     ) -> Response:
+        """Make the client's answer; without a transaction it is a stranger's."""
         kind = answer.header("Content-Type").partition(";")[0].strip().lower()
         if not 200 <= answer.status < 300 and not (400 <= answer.status < 600):
             raise Refusal(502, "upstream_status", "Inference server gave an unexpected status.")
         if answer.bodiless:
             return _bodiless(answer, headers)
-        public_text = transaction.claims is None and kind == _PUBLIC_TEXT
+        public_text = transaction is None and kind == _PUBLIC_TEXT
         if answer.status >= 400 and kind != "application/json" and not public_text:
             raise _upstream_error(answer)
         if kind == "application/json" and (answer.length or 0) <= _MAX_STATS_ANSWER_BYTES and answer.length is not None:
-            body, transaction.stats = take_stats(answer.read_all(_MAX_STATS_ANSWER_BYTES))
+            body, stats = take_stats(answer.read_all(_MAX_STATS_ANSWER_BYTES))
+            if transaction is not None:
+                transaction.stats = stats
             return RelayedResponse(body, answer.status, headers)
         if is_whole:
             return RelayedResponse(answer.read_all(self._settings.max_buffered_answer_bytes), answer.status, headers)
@@ -289,9 +286,11 @@ def _bodiless(answer: UpstreamAnswer, headers: list[tuple[str, str]]) -> Respons
     return RelayedResponse(None, answer.status, headers)
 
 
-def _selected_headers(answer: UpstreamAnswer, request_id: str, client_id: str | None) -> list[tuple[str, str]]:
+def _selected_headers(
+    headers: Sequence[tuple[str, str]], request_id: str, client_id: str | None
+) -> list[tuple[str, str]]:
     try:
-        return answer_headers(answer.headers, request_id=request_id, client_id=client_id)
+        return answer_headers(headers, request_id=request_id, client_id=client_id)
     except AnswerFault:
         raise Refusal(502, "upstream_headers", "Inference server sent an invalid header.") from None
 

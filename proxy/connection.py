@@ -22,7 +22,7 @@ from typing import Any
 import gevent
 from gevent.socket import wait_read, wait_write
 from gunicorn import util
-from gunicorn.http.body import LengthReader
+from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import (
     ChunkMissingTerminator,
     InvalidChunkExtension,
@@ -35,8 +35,9 @@ from proxy.answers import Refusal
 from proxy.pace import Pace, PaceRule
 
 _READ_BYTES = 65536
-# A client may pipeline behind a running request, but not use the proxy as storage.
+# A client may pipeline behind a running request, but not use the proxy as storage; least of all without a bearer.
 _MAX_READ_AHEAD_BYTES = 65536
+_MAX_STRANGERS_READ_AHEAD_BYTES = 8192
 _LINGER_SECONDS = 1.0
 _GIVE_WAY_BYTES = 262144
 # Any time: a sleep of none only goes behind what is ready to run, and the loop looks at its sockets once in fifty of
@@ -84,6 +85,7 @@ class ClientConnection:
         self._request: Any = None
         self._continue_due = False
         self._body_open = False
+        self._max_read_ahead = _MAX_STRANGERS_READ_AHEAD_BYTES
         self._watcher: gevent.Greenlet | None = None
         self._watched: gevent.Greenlet | None = None
         self._endings: list[Callable[[], None]] = []
@@ -146,7 +148,8 @@ class ClientConnection:
             util.close_graceful(self._sock, timeout=_LINGER_SECONDS)
         self._sock.close()
         # Both know this connection: without the cycles all go at once, not when garbage is collected.
-        self._request = self._cut_by = None
+        self._forget_request()
+        self._cut_by = None
 
     # What the worker calls.
 
@@ -160,13 +163,21 @@ class ClientConnection:
 
     def begin_request(self, request: Any) -> None:
         """Take over a parsed request; its 100 Continue is sent when its body is read, not before it was admitted."""
+        self._forget_request()
         self._request = request
+        self._max_read_ahead = _MAX_STRANGERS_READ_AHEAD_BYTES
         self._running = gevent.getcurrent()
         self._cut_by = None
         self._continue_due = request._expected_100_continue
         request._expected_100_continue = False
         reader = request.body.reader
         self._body_open = not (isinstance(reader, LengthReader) and reader.length == 0)
+
+    def _forget_request(self) -> None:
+        """Let go of the last request; gunicorn's reader of chunks is in a cycle with it and with this connection."""
+        if self._request is not None and isinstance(self._request.body.reader, ChunkedReader):
+            self._request.body.reader.req = self._request.body.reader.parser = None
+        self._request = None
 
     def end_request(self) -> None:
         """Stop watching, then run what was registered with `on_end`, last first.
@@ -194,11 +205,17 @@ class ClientConnection:
         """Say whether no request has come yet."""
         return self._request is None
 
+    def came_after(self, moment: float) -> bool:
+        """Say whether it was opened after a moment of the monotonic clock and no request has come yet."""
+        return self.fresh and self._pace.started > moment
+
     def give_up(self) -> None:
         """End the connection for a newcomer's sake, in whatever it is."""
         self.cut_reason = "made_room"
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        # It may wait for a turn, where it does not see its socket.
+        gevent.get_hub().loop.run_callback(self._leave, self._request)
 
     # What the app calls.
 
@@ -209,6 +226,7 @@ class ClientConnection:
 
     def take_place(self) -> None:
         """Stay, now that a good bearer has been shown; raise Refusal 503 when all places are taken by such ones."""
+        self._max_read_ahead = _MAX_READ_AHEAD_BYTES
         if not self._keep(self):
             self._request.force_close()
             raise Refusal(
@@ -259,6 +277,8 @@ class ClientConnection:
         if self._cut_by is not None:
             # It came while the request waited for something that took it for a fault of its own.
             raise self._cut_by
+        if self._watcher is not None:
+            return
         self._watched = gevent.getcurrent()
         self._watcher = gevent.spawn(self._read_ahead)
 
@@ -323,7 +343,7 @@ class ClientConnection:
 
     def _read_ahead(self) -> None:
         try:
-            while len(self._ahead) <= _MAX_READ_AHEAD_BYTES:
+            while len(self._ahead) <= self._max_read_ahead:
                 try:
                     data = self._sock.recv(_READ_BYTES)
                 except BlockingIOError:
@@ -345,6 +365,12 @@ class ClientConnection:
         if watched is not None:
             self.left = True
             watched.throw(ClientLeft())
+
+    def _leave(self, request: Any) -> None:
+        if self._running is not None and request is self._request:
+            running, self._running, self._watched = self._running, None, None
+            self.left = True
+            running.throw(ClientLeft())
 
     def _throw(self, request: Any, refusal: Refusal) -> None:
         if self._running is not None and request is self._request:

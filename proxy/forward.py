@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import time
+import traceback
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any
@@ -225,10 +226,19 @@ class Upstream:
         self._base_url = base_url
         self._timeout = (connect_timeout, read_timeout)
 
-    def send(self, method: str, path_and_query: str, headers: dict[str, str], body: bytes | None) -> UpstreamAnswer:
+    def send(
+        self,
+        method: str,
+        path_and_query: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        *,
+        most_seconds: float | None = None,
+    ) -> UpstreamAnswer:
         """Send a request and wait for the answer's head; never repeated.
 
-        Raises Refusal: 503 when the connection is refused, 504 without an answer in time, 502 when it breaks.
+        `most_seconds` bounds each wait for bytes of this answer below what is set for all. Raises Refusal: 503 when the
+        connection is refused, 504 without an answer in time, 502 when it breaks.
         """
         prepared = requests.PreparedRequest()
         prepared.prepare(method=method, url=self._base_url + path_and_query, headers=headers, data=body)
@@ -236,15 +246,14 @@ class Upstream:
         # POST goes out on it, and that error must not be retried.
         adapter = HTTPAdapter(pool_connections=1, pool_maxsize=1, max_retries=0)
         adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool}
+        connect_timeout, read_timeout = self._timeout
+        read_timeout = read_timeout if most_seconds is None else min(read_timeout, most_seconds)
         try:
-            response = adapter.send(prepared, stream=True, timeout=self._timeout)
-        except requests.Timeout:
-            raise Refusal(504, "upstream_timeout", "Inference server did not answer in time.") from None
-        except requests.ConnectionError as fault:
-            raise _connection_refusal(fault) from None
-        except (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError):
-            raise Refusal(502, "upstream_broken", "Inference server gave no valid answer.") from None
-        return UpstreamAnswer(response, adapter, method, read_timeout=self._timeout[1])
+            response = adapter.send(prepared, stream=True, timeout=(connect_timeout, read_timeout))
+        except (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError) as fault:
+            _forget_frames(fault)
+            raise _refusal_for(fault) from None
+        return UpstreamAnswer(response, adapter, method, read_timeout=read_timeout)
 
 
 def _parse_length(text: str) -> int | None:
@@ -252,7 +261,19 @@ def _parse_length(text: str) -> int | None:
     return int(text) if valid else None
 
 
-def _connection_refusal(fault: requests.ConnectionError) -> Refusal:
+def _forget_frames(fault: BaseException | None) -> None:
+    """Take the locals from the frames of a fault and its causes.
+
+    urllib3 keeps a fault in a frame that its own traceback names: a cycle, which would hold the request's body as well.
+    """
+    while fault is not None:
+        traceback.clear_frames(fault.__traceback__)
+        fault = fault.__context__
+
+
+def _refusal_for(fault: Exception) -> Refusal:
+    if isinstance(fault, requests.Timeout):
+        return Refusal(504, "upstream_timeout", "Inference server did not answer in time.")
     cause = getattr(fault.args[0] if fault.args else None, "reason", None)
     if isinstance(cause, urllib3.exceptions.NewConnectionError):
         return Refusal(

@@ -12,6 +12,7 @@ import datetime
 import json
 import logging
 import os
+import select
 import traceback
 from typing import Any
 
@@ -40,27 +41,46 @@ def set_up_logging(log_format: str) -> None:
 
 
 class LineHandler(logging.Handler):
-    """Write each record as a line of its own to a descriptor, or lose it. Blocks as the descriptor does."""
+    """Write each record as a line of its own to a descriptor, or lose it: a reader that does not read holds up nobody.
+
+    How many were lost is told once there is room again.
+    """
 
     def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
         """Take where to and how to write; the descriptor stays open as long as this."""
         super().__init__()
         self.setFormatter(formatter)
         self._descriptor = descriptor
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
         self._is_torn = False
+        self._num_lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line; one that a full disk has torn ends before the next begins."""
+        """Write the line; one that a full disk or a full pipe has torn ends before the next begins."""
         try:
             line = self.format(record)
         except Exception as fault:  # of a library's own words: no reason to end a request
             line = f"a line of {record.name} could not be written: {type(fault).__name__}"
+        if self._num_lost and self._has_room():
+            lost = {**record.__dict__, "msg": "%d lines were lost: nobody read them in time", "args": (self._num_lost,)}
+            lost |= {"levelno": logging.WARNING, "levelname": "WARNING", "exc_info": None, "fields": {}}
+            self._num_lost = 0
+            self._write(self.format(logging.makeLogRecord(lost)))
+        self._write(line)
+
+    def _write(self, line: str) -> None:
         text = ("\n" if self._is_torn else "") + line + "\n"
         data = text.encode("utf-8", "backslashreplace")
         with contextlib.suppress(OSError):
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            while data and self._has_room():
+                # So much a pipe takes at once where it takes anything (pipe(7)).
+                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
                 self._is_torn = bool(data)
+            self._num_lost += bool(data)
+
+    def _has_room(self) -> bool:
+        return bool(self._room.poll(0))
 
 
 class TextFormatter(logging.Formatter):

@@ -45,6 +45,10 @@ _OWN_DESCRIPTORS = 64 + 2 * _NUM_SPARE_PLACES
 # The server takes far fewer requests at once, so no more upstream sockets than these are ever open.
 _MAX_UPSTREAM_DESCRIPTORS = 1024
 
+# Of a drain: whose connection is younger than this has not had the time to send a request, and gets so long for it.
+_JUST_NOW_SECONDS = 2.0
+_FIRST_REQUEST_SECONDS = 5.0
+
 _CROWDED_LOG_SECONDS = 60.0
 _RETRY_AFTER_SECONDS = "1"
 
@@ -154,14 +158,18 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             watcher.kill()
 
     def _drain(self, pool: Pool) -> None:
-        deadline = time.monotonic() + self.cfg.graceful_timeout
-        self._end_idle([connection for connection in self._open if not connection.fresh])
+        began = time.monotonic()
+        deadline = began + self.cfg.graceful_timeout
+        # What has just connected has a request on its way, and on a busy machine that may take its time.
+        self._end_idle(
+            [connection for connection in self._open if not connection.came_after(began - _JUST_NOW_SECONDS)]
+        )
         while not self._hurried and (remaining := deadline - time.monotonic()) > 0:
             self.notify()
             if pool.join(timeout=min(remaining, _HEARTBEAT_SECONDS)):
                 return
-            # A first request that was on its way when the drain began has come by now.
-            self._end_idle(list(self._open))
+            is_late = time.monotonic() - began >= _FIRST_REQUEST_SECONDS
+            self._end_idle([connection for connection in self._open if is_late or not connection.fresh])
         if not self._hurried:
             self.log.warning("grace is over with %d connections open", len(pool))
         pool.kill(timeout=_HEARTBEAT_SECONDS)

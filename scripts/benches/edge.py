@@ -96,7 +96,7 @@ class Figures:
 
 
 def _attacked(service: Service, name: str, size: Size) -> Figures:
-    number = {"idle": size.idle, "flood": size.flood}.get(name, size.slow)
+    number = {"idle": size.idle, "flood": size.flood, "flood_refused": size.flood}.get(name, size.slow)
     figures = asyncio.run(_attack(service, name, number, size))
     print(f"{number} of {name}: {figures.summary()}", file=sys.stderr)
     return figures

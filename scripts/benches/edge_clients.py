@@ -53,6 +53,7 @@ KINDS = {
         ),
         Kind("slow_read", f"GET {_LARGE_PUBLIC_PATH} HTTP/1.1\r\nHost: x\r\n\r\n", reads_slowly=True),
         Kind("flood", "GET /health HTTP/1.1\r\nHost: x\r\n\r\n", asks_again=True),
+        Kind("flood_refused", "GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n", asks_again=True),
         Kind("half_request", "GET /health HT"),
         Kind("idle", ""),
     )

@@ -35,7 +35,8 @@ SLACK_SECONDS = 5.0
 BACK_SECONDS = 10.0
 MORE_DESCRIPTORS = 5
 MIN_HELD = 0.9
-MAX_TIMES, MAX_TIMES_IN_FLOOD = 2.0, 4.0
+FLOODS = ("flood", "flood_refused")
+MAX_TIMES, MAX_TIMES_IN_FLOOD = 2.0, 3.0
 """How many times as long the slowest hundredth of first tokens may take; those who ask without a pause take what both
 cores have, as any load does."""
 
@@ -62,7 +63,8 @@ _LONGEST_SECONDS = {
 def run(context: Context) -> dict[str, int]:
     """Run every kind of attack; return their sizes, the samples and the proxy's memory in MiB."""
     counts = context.counts
-    sizes = {**dict.fromkeys(KINDS, counts["slow"]), "idle": counts["idle"], "flood": counts["flood"]}
+    sizes = {**dict.fromkeys(KINDS, counts["slow"]), "idle": counts["idle"]}
+    sizes |= dict.fromkeys(FLOODS, counts["flood"])
     totals = {"samples": 0, "attackers": 0, "cut": 0}
     with context.service(**_SETTINGS) as service:
         for name, size in sizes.items():
@@ -85,7 +87,7 @@ def _try(
         totals["attackers"] += size
         totals["cut"] += siege.attack.num_ended
         totals[f"mib_{name}" + ("_beyond" if num_places else "")] = round(siege.mib_attacked)
-        max_times = MAX_TIMES_IN_FLOOD if name == "flood" else MAX_TIMES
+        max_times = MAX_TIMES_IN_FLOOD if name in FLOODS else MAX_TIMES
         fault = fault_of_tokens(siege.alone, siege.beside, max_times)
         if fault is None or is_last:
             break

@@ -14,6 +14,7 @@ from tests.integration.proxy_process import ProxyProcess, RawClient
 from tests.integration.service import wait_for
 
 NUM_LEAVERS = 150
+NUM_PUBLIC_TURNS = 4
 
 
 def num_descriptors(pid: int) -> int:
@@ -51,8 +52,8 @@ def test_clients_that_leave_while_the_upstream_is_connected_to_leave_no_socket_b
         before = num_descriptors(worker)
         for number in range(NUM_LEAVERS):
             leaver = leavers.enter_context(RawClient(proxy.port))
-            if number % 2:
-                leaver.request("GET", "/health")
+            if number < NUM_PUBLIC_TURNS:
+                leaver.request("GET", "/docs")
             else:
                 leaver.request("POST", "/inference/m", body=b"{}")
         wait_for(lambda: num_descriptors(worker) >= before + 2 * NUM_LEAVERS, 10.0, "a connect for each client")

@@ -184,12 +184,16 @@ def test_sighup_with_a_file_that_is_wrong_by_now_leaves_the_worker_in_place(
         assert workers_of(proxy) == before
 
 
-def test_a_first_request_that_was_on_its_way_when_the_drain_began_is_answered(upstream: EchoUpstream) -> None:
+@pytest.mark.parametrize("late_seconds", [0.0, 2.5])
+def test_a_first_request_that_was_on_its_way_when_the_drain_began_is_answered(
+    upstream: EchoUpstream, late_seconds: float
+) -> None:
     with ProxyProcess(upstream.port) as proxy, RawClient(proxy.port) as used, RawClient(proxy.port) as fresh:
         used.request("GET", "/rows")
         assert used.read_answer()[0] == 200
         proxy.process.send_signal(signal.SIGTERM)
         assert used.read_to_end() == b"", "the drain has begun"
+        time.sleep(late_seconds)
         fresh.request("GET", "/rows")
         status, headers, _body = fresh.read_answer()
         assert (status, headers["connection"]) == (200, "close")

@@ -262,13 +262,13 @@ def test_keys_that_come_while_the_policy_changes_are_in_force_with_the_new_one(t
 
     def change_the_policy_meanwhile(place: KeyPlace) -> bytes:
         bench.write_policy(keys=None, jwks_url=URL, leeway_s=30)
-        access._refresh_files()
+        access._refresh_rules()
         return json.dumps({"keys": [public_jwk("RS256")]}).encode()
 
     assert access._rules is not None and access._rules.published is not None
     access._rules.published._fetch = change_the_policy_meanwhile
     bench.at += 60
-    assert [watched.refresh() for group in access.watched for watched in group] == [True, True]
+    assert [watched.refresh() for group in access.watched for watched in group] == [False, True, True]
     assert access._rules.policy.rule.leeway_seconds == 30
     assert (verdict(access, ES), verdict(access, sign(claims(), by="RS256"))) == ("jwt_key", "team-a")
 
@@ -288,7 +288,7 @@ def test_a_key_file_that_comes_after_the_policy_that_names_it_is_found(tmp_path:
     looked: list[str] = []
     access._policy.look_again = lambda: looked.append("again")
     refresh(access)
-    assert [watched.refresh() for group in access.watched for watched in group] == [True, False]
+    assert [watched.refresh() for group in access.watched for watched in group] == [False, True, False]
     assert looked == [], "once the keys are there, a policy that is as it was is not read again"
 
 

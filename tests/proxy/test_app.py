@@ -29,6 +29,9 @@ def test_a_head_is_read_from_what_was_sent_and_not_from_what_was_decoded() -> No
     assert head.headers == {"x-request-id": "i", "content-length": "3"}
 
 
+pytestmark = pytest.mark.usefixtures("hub")
+
+
 class BrokenConnection:
     left = False
     error_headers: Sequence[tuple[str, str]] = ()

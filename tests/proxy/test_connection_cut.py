@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import gevent
 import pytest
 from gevent.event import Event
+from gunicorn.http.body import ChunkedReader
 
-from proxy.connection import ClientConnection, Deadlines
+from proxy.connection import ClientConnection, ClientLeft, Deadlines
 from proxy.open_calls import CallRevoked
 from proxy.pace import PaceRule
 
@@ -30,6 +31,9 @@ class SilentSocket:
     def fileno(self) -> int:
         """Have no descriptor."""
         return -1
+
+    def shutdown(self, _how: int) -> None:
+        """Be shut down."""
 
     def close(self) -> None:
         """Be closed."""
@@ -119,16 +123,34 @@ def test_a_cut_that_comes_when_its_request_has_ended_spares_the_next_one(connect
     assert outcomes == ["spared", "cut by its own"]
 
 
-def test_a_closed_connection_goes_at_once_and_is_no_garbage_to_collect() -> None:
+def test_who_waits_where_no_socket_is_seen_is_given_up_at_once(connection: ClientConnection) -> None:
+    ended: list[str] = []
+
+    def serve() -> None:
+        begin(connection)
+        with pytest.raises(ClientLeft):
+            Event().wait(60)
+        ended.append("given up")
+
+    run(serve, connection.give_up)
+    assert ended == ["given up"] and connection.cut_reason == "made_room"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_closed_connection_goes_at_once_and_is_no_garbage_to_collect(chunked: bool) -> None:
     connection = ClientConnection(SilentSocket(), Deadlines(PaceRule(10.0), PaceRule(10.0), 10.0))
     request = SimpleNamespace(_expected_100_continue=False, body=SimpleNamespace(reader=None), sock=connection)
+    if chunked:
+        request.body.reader = ChunkedReader(request, connection)
     connection.begin_request(request)
     connection.end_request()
     connection.close()
     left = weakref.ref(connection)
+    gc.collect()
     gc.disable()
     try:
         del connection, request
         assert left() is None
+        assert gc.collect() == 0
     finally:
         gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import select
 import socket
 import struct
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
+from proxy.answers import Refusal
 from proxy.forward import AnswerTruncated, Upstream, UpstreamAnswer
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -90,3 +92,26 @@ def test_chunks_that_came_with_the_head_and_after_it_are_all_read_and_leave_no_w
         assert list(chunks) == []
     assert num_watchers() == before
     answer.close()
+
+
+def test_an_exchange_that_fails_leaves_nothing_of_the_request_for_the_garbage_collector(
+    listener: socket.socket,
+) -> None:
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+
+    def fail() -> str:
+        try:
+            Upstream(url, connect_timeout=5.0, read_timeout=5.0).send("POST", "/", {}, b"x" * 100_000)
+        except Refusal as refusal:
+            return refusal.code
+        return "answered"
+
+    assert fail() == "upstream_down"
+    gc.collect()
+    gc.disable()
+    try:
+        fail()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -59,12 +59,28 @@ def test_a_line_that_was_torn_ends_before_the_next_begins(monkeypatch: pytest.Mo
         written.extend(part)
         return len(part)
 
-    monkeypatch.setattr(os, "write", write)
-    handler = LineHandler(-1, logging.Formatter("%(message)s"))
-    for text, space in (("first", 3), ("lost", 0), ("second", 100), ("third", 100)):
-        room[0] = space
-        handler.emit(make_record(text))
+    with open(os.devnull, "wb") as always_ready:
+        handler = LineHandler(always_ready.fileno(), logging.Formatter("%(message)s"))
+        monkeypatch.setattr(os, "write", write)
+        for text, space in (("first", 3), ("lost", 0), ("second", 100), ("third", 100)):
+            room[0] = space
+            handler.emit(make_record(text))
     assert bytes(written) == b"fir\nsecond\nthird\n"
+
+
+@pytest.mark.parametrize("size", [200, 3000, 10_000])
+def test_a_pipe_that_nobody_reads_holds_up_nobody_and_the_lost_lines_are_counted(size: int) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as told, open(writer, "wb") as _open:
+        handler = LineHandler(writer, TextFormatter())
+        for _ in range(1000):
+            handler.emit(make_record("x" * size))
+        os.set_blocking(reader, False)
+        num_whole = sum(line.endswith(b"x" * size + b"\n") for line in told.read().splitlines(keepends=True))
+        handler.emit(make_record("read again"))
+        *_, lost, last = told.read().decode().splitlines()
+    assert lost.endswith(f": {1000 - num_whole} lines were lost: nobody read them in time")
+    assert last.endswith(": read again")
 
 
 def test_a_line_that_cannot_be_made_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ from gunicorn.http.errors import (
 from proxy.answers import Refusal
 from proxy.pace import Pace, PaceRule
 
-_READ_BYTES = 65536
 # A client may pipeline behind a running request, but not use the proxy as storage; least of all without a bearer.
 _MAX_READ_AHEAD_BYTES = 65536
 _MAX_STRANGERS_READ_AHEAD_BYTES = 8192
@@ -343,9 +342,9 @@ class ClientConnection:
 
     def _read_ahead(self) -> None:
         try:
-            while len(self._ahead) <= self._max_read_ahead:
+            while (num_free := self._max_read_ahead - len(self._ahead)) >= 0:
                 try:
-                    data = self._sock.recv(_READ_BYTES)
+                    data = self._sock.recv(num_free + 1)
                 except BlockingIOError:
                     wait_read(self._sock.fileno())
                     continue

@@ -107,6 +107,8 @@ SCOPES: dict[str, str | None] = {
 }
 """Scope an endpoint needs; None: open to everybody. No entry, no start."""
 
+FIRST_READY_SECONDS = 2.0
+
 KNOWN_SCOPES = frozenset({None, "inference", "metrics"})
 """What may stand there: a misspelt one is no decision."""
 
@@ -204,7 +206,11 @@ def create_server_app(settings: Settings) -> Flask:
     """Build a worker's application from the settings: what gunicorn's entry calls."""
     identity = Identity(read_internal_key(settings), time.time, allow_anonymous=settings.insecure_dev)
     context = make_context(settings)
-    return create_app(context, identity, make_tracing(settings, context.model_names[0]))
+    app = create_app(context, identity, make_tracing(settings, context.model_names[0]))
+    # At a reload the connections that nobody has accepted meanwhile are this worker's at once: it must not tell them
+    # "warming" while a backend that serves is about to greet it. One that really warms up is not waited for.
+    context.client.wait_for_ready(FIRST_READY_SECONDS)
+    return app
 
 
 def _identify(identity: Identity) -> None:

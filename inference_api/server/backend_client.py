@@ -90,6 +90,7 @@ class BackendClient:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._ready: Ready | None = None
+        self._has_been_ready = threading.Event()
         self._open: dict[str, OpenRequest] = {}
         self._asked: dict[int, queue.SimpleQueue[Pong | Snapshot | None]] = {}
         self._ask_ids = itertools.count(1)
@@ -107,6 +108,10 @@ class BackendClient:
         self._wakeup.wake()
         self._thread.join()
         self._wakeup.close()
+
+    def wait_for_ready(self, timeout_seconds: float) -> bool:
+        """Block until the backend has greeted this client for the first time; return whether it has in time."""
+        return self._has_been_ready.wait(timeout_seconds)
 
     @property
     def ready(self) -> Ready | None:
@@ -248,6 +253,7 @@ class BackendClient:
                 self._answer(message.query_id, message)
             case Ready():
                 self._ready = message
+                self._has_been_ready.set()
                 logger.debug("backend %s serves %d rows", message.incarnation, message.num_rows)
             case Failed():
                 logger.error("backend failed: %s", message.error.message)

@@ -103,6 +103,15 @@ def test_the_client_says_hello_and_knows_the_backend_once_it_is_greeted(line: Li
     assert line.client.ready == READY
 
 
+def test_a_worker_may_wait_for_its_first_greeting_and_for_no_longer_than_it_says(line: Line) -> None:
+    assert not line.client.wait_for_ready(0.05)
+    greeting = threading.Timer(0.1, line.backend.accept)
+    greeting.start()
+    assert line.client.wait_for_ready(WAIT_SECONDS)
+    assert line.client.ready == READY
+    greeting.join()
+
+
 def test_a_submit_without_a_backend_is_refused_as_warming_and_leaves_nothing(line: Line) -> None:
     with pytest.raises(WarmingError):
         line.client.submit(make_submit("s0"))

@@ -126,8 +126,10 @@ class Door:
         client_id = valid_request_id(head.headers.get("x-request-id"))
         identity = identity_headers(request_id, client_id)
         limit_headers: LimitHeaders = ()
+        has_waited = False
         try:
             if self._cross_origin.is_preflight(head.method, head.headers):
+                has_waited = True
                 self._strangers.wait_for_turn()
                 allowed = self._cross_origin.preflight_headers(head.headers, self._admitter.methods(head))
                 response: Response = RelayedResponse(None, HTTPStatus.NO_CONTENT, [*allowed, *identity])
@@ -135,6 +137,7 @@ class Door:
                 admission = self._admitter.admit(head)
                 transaction.claims = admission.claims
                 if admission.claims is None:
+                    has_waited = True
                     response = self._answer_stranger(connection, head, admission, (request_id, client_id), trace)
                 else:
                     admission, limit_headers = self._enter(connection, admission, admission.claims)
@@ -143,7 +146,7 @@ class Door:
                     # HTTP/1.0 has no chunks: a broken answer would look whole. It gets a length, or a 5xx.
                     response = self._respond(answer, headers, transaction, is_whole=head.version < (1, 1))
         except Refusal as refusal:
-            if transaction.claims is None:
+            if transaction.claims is None and not has_waited:
                 self._strangers.wait_for_turn()
             connection.refuse(malformed=refusal.status == HTTPStatus.BAD_REQUEST)
             body = refusal_body(path, refusal, request_id, head.headers.get("content-type", ""))
@@ -211,7 +214,8 @@ class Door:
                 finally:
                     answer.close()
                 if is_shared:
-                    self._strangers.keep(path, SharedAnswer(answer.status, answer.headers, response.get_data()))
+                    kept = [(name, value) for name, value in answer.headers if name.lower() != "request-id"]
+                    self._strangers.keep(path, SharedAnswer(answer.status, kept, response.get_data()))
         connection.bound_answer()
         if not is_bodiless:
             body, release = self._public_bodies.hold(response.get_data())

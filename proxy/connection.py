@@ -164,7 +164,8 @@ class ClientConnection:
         """Take over a parsed request; its 100 Continue is sent when its body is read, not before it was admitted."""
         self._forget_request()
         self._request = request
-        self._max_read_ahead = _MAX_STRANGERS_READ_AHEAD_BYTES
+        # What came while a request with a bearer ran is there already.
+        self._max_read_ahead = max(_MAX_STRANGERS_READ_AHEAD_BYTES, len(self._ahead))
         self._running = gevent.getcurrent()
         self._cut_by = None
         self._continue_due = request._expected_100_continue

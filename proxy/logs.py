@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import select
+import stat
 import traceback
 from typing import Any
 
@@ -50,9 +51,10 @@ class LineHandler(logging.Handler):
         """Take where to and how to write; the descriptor stays open as long as this."""
         super().__init__()
         self.setFormatter(formatter)
-        self._descriptor = descriptor
+        self._own_descriptor = _open_again(descriptor)
+        self._descriptor = descriptor if self._own_descriptor is None else self._own_descriptor
         self._room = select.poll()
-        self._room.register(descriptor, select.POLLOUT)
+        self._room.register(self._descriptor, select.POLLOUT)
         self._is_torn = False
         self._num_lost = 0
 
@@ -69,18 +71,44 @@ class LineHandler(logging.Handler):
             self._write(self.format(logging.makeLogRecord(lost)))
         self._write(line)
 
+    def close(self) -> None:
+        """Close what was opened here, and not what was given."""
+        super().close()
+        if self._own_descriptor is not None:
+            os.close(self._own_descriptor)
+            self._own_descriptor = None
+
     def _write(self, line: str) -> None:
         text = ("\n" if self._is_torn else "") + line + "\n"
         data = text.encode("utf-8", "backslashreplace")
         with contextlib.suppress(OSError):
-            while data and self._has_room():
-                # So much a pipe takes at once where it takes anything (pipe(7)).
-                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+            # So much a pipe takes at once where it takes anything (pipe(7)).
+            while data and self._has_room() and (num_written := self._write_some(data[: select.PIPE_BUF])):
+                data = data[num_written:]
                 self._is_torn = bool(data)
             self._num_lost += bool(data)
 
+    def _write_some(self, data: bytes) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except BlockingIOError:  # another process has just filled the pipe
+            return 0
+
     def _has_room(self) -> bool:
         return bool(self._room.poll(0))
+
+
+def _open_again(descriptor: int) -> int | None:
+    """Open a pipe anew, without waits; None for anything else, and where that cannot be.
+
+    Other processes write to it and may fill it at any time. The descriptor itself is shared with them, waits included.
+    """
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return None
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
 
 
 class TextFormatter(logging.Formatter):

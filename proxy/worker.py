@@ -160,6 +160,7 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
     def _drain(self, pool: Pool) -> None:
         began = time.monotonic()
         deadline = began + self.cfg.graceful_timeout
+        first_requests_due = began + min(_FIRST_REQUEST_SECONDS, self.cfg.graceful_timeout / 2)
         # What has just connected has a request on its way, and on a busy machine that may take its time.
         self._end_idle(
             [connection for connection in self._open if not connection.came_after(began - _JUST_NOW_SECONDS)]
@@ -168,7 +169,7 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
             self.notify()
             if pool.join(timeout=min(remaining, _HEARTBEAT_SECONDS)):
                 return
-            is_late = time.monotonic() - began >= _FIRST_REQUEST_SECONDS
+            is_late = time.monotonic() >= first_requests_due
             self._end_idle([connection for connection in self._open if is_late or not connection.fresh])
         if not self._hurried:
             self.log.warning("grace is over with %d connections open", len(pool))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import gevent
 import pytest
+from gevent import socket as gevent_socket
 from gevent.event import Event
 from gunicorn.http.body import ChunkedReader
 
@@ -134,6 +135,22 @@ def test_who_waits_where_no_socket_is_seen_is_given_up_at_once(connection: Clien
 
     run(serve, connection.give_up)
     assert ended == ["given up"] and connection.cut_reason == "made_room"
+
+
+def test_what_came_ahead_behind_a_good_bearer_is_not_too_much_for_the_strangers_request_in_it() -> None:
+    ours, peer = gevent_socket.socketpair()
+    with ours, peer:
+        connection = ClientConnection(ours, Deadlines(PaceRule(10.0), PaceRule(10.0), 10.0))
+        connection._ahead += bytes(30_000)
+
+        def serve() -> None:
+            begin(connection)
+            connection.watch()
+            gevent.sleep(0.05)
+            connection.end_request()
+
+        run(serve)
+    assert (connection.left, connection.cut_reason) == (False, None)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

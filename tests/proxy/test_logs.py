@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -68,17 +69,38 @@ def test_a_line_that_was_torn_ends_before_the_next_begins(monkeypatch: pytest.Mo
     assert bytes(written) == b"fir\nsecond\nthird\n"
 
 
+def test_a_pipe_that_another_process_fills_at_this_moment_holds_up_nobody() -> None:
+    reader, writer = os.pipe()
+    with (
+        open(reader, "rb"),
+        open(writer, "wb") as other,
+        contextlib.closing(LineHandler(writer, TextFormatter())) as handler,
+    ):
+        handler._has_room = lambda: True  # as it was when it was asked
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(other.fileno(), bytes(4096))
+        os.set_blocking(writer, True)
+        handler.emit(make_record("lost"))
+        assert handler._num_lost == 1
+
+
 @pytest.mark.parametrize("size", [200, 3000, 10_000])
 def test_a_pipe_that_nobody_reads_holds_up_nobody_and_the_lost_lines_are_counted(size: int) -> None:
     reader, writer = os.pipe()
-    with open(reader, "rb") as told, open(writer, "wb") as _open:
-        handler = LineHandler(writer, TextFormatter())
+    with (
+        open(reader, "rb") as told,
+        open(writer, "wb") as _open,
+        contextlib.closing(LineHandler(writer, TextFormatter())) as handler,
+    ):
         for _ in range(1000):
             handler.emit(make_record("x" * size))
         os.set_blocking(reader, False)
         num_whole = sum(line.endswith(b"x" * size + b"\n") for line in told.read().splitlines(keepends=True))
         handler.emit(make_record("read again"))
         *_, lost, last = told.read().decode().splitlines()
+        assert os.get_blocking(writer), "others write to it as they did"
     assert lost.endswith(f": {1000 - num_whole} lines were lost: nobody read them in time")
     assert last.endswith(": read again")
 

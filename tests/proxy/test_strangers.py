@@ -78,10 +78,15 @@ def test_who_leaves_while_waiting_or_in_a_turn_takes_none_along() -> None:
     holding = take_turns(strangers, 4, free)
     waiting = take_turns(strangers, 3, free)
     gevent.sleep(0.01)
-    gevent.killall([*waiting, *holding[:2]])
+    # The first two hand their turns to two of those who wait, and these are gone before they can take them.
+    gevent.killall([*holding[:2], *waiting])
     free.set()
     gevent.joinall(holding, timeout=5)
-    again = take_turns(strangers, 4, free)
+    later = Event()
+    again = take_turns(strangers, 5, later)
+    gevent.sleep(0.05)
+    assert len(strangers._waiting) == 1, "four have a turn each"
+    later.set()
     gevent.joinall(again, timeout=5)
     assert all(greenlet.successful() for greenlet in again)
 

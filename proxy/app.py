@@ -41,7 +41,7 @@ from proxy.worker import AnswerBroken
 _STATS_MEMBER = "__stats"
 _MAX_STATS_ANSWER_BYTES = 1024 * 1024
 _PUBLIC_TEXT = "text/plain"
-# Whoever watches over the service asks these, and one answer of the server's does for all who ask at the same moment.
+# Whoever watches over the service asks these, and one answer of the server's does for all who wait for it.
 _SHARED_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _PUBLIC_ANSWER_SECONDS = 10.0
 
@@ -126,13 +126,10 @@ class Door:
         client_id = valid_request_id(head.headers.get("x-request-id"))
         identity = identity_headers(request_id, client_id)
         limit_headers: LimitHeaders = ()
-        has_waited = False
+        has_waited = self._cross_origin.is_preflight(head.method, head.headers)
         try:
-            if self._cross_origin.is_preflight(head.method, head.headers):
-                has_waited = True
-                self._strangers.wait_for_turn()
-                allowed = self._cross_origin.preflight_headers(head.headers, self._admitter.methods(head))
-                response: Response = RelayedResponse(None, HTTPStatus.NO_CONTENT, [*allowed, *identity])
+            if has_waited:
+                response = self._answer_preflight(head, identity)
             else:
                 admission = self._admitter.admit(head)
                 transaction.claims = admission.claims
@@ -155,6 +152,11 @@ class Door:
         response.headers.extend(self._cross_origin.answer_headers(origin, response.headers.keys()))
         transaction.status_code = response.status_code
         return response
+
+    def _answer_preflight(self, head: RequestHead, identity: Sequence[tuple[str, str]]) -> Response:
+        self._strangers.wait_for_turn()
+        allowed = self._cross_origin.preflight_headers(head.headers, self._admitter.methods(head))
+        return RelayedResponse(None, HTTPStatus.NO_CONTENT, [*allowed, *identity])
 
     def _enter(self, connection: Any, admission: Admission, claims: Claims) -> tuple[Admission, LimitHeaders]:
         # Nothing may wait between the check of a bearer and this, or its revocation could miss the call.
@@ -199,14 +201,16 @@ class Door:
         is_shared = path in _SHARED_PATHS and admission.method == "GET" and not admission.query
         # Who leaves while waiting for a turn is noticed; no public route has a body.
         connection.watch()
+        came_at = time.monotonic()
         with self._strangers.turn():
-            shared = self._strangers.recent(path) if is_shared else None
+            shared = self._strangers.asked_since(came_at, path) if is_shared else None
             if shared is not None:
                 is_bodiless = False
                 headers = _selected_headers(shared.headers, *ids)
                 response: Response = RelayedResponse(shared.body, shared.status, headers)
             else:
                 # Strangers may read as slowly as they like, but no thread of the server waits for them.
+                asked_at = time.monotonic()
                 answer = self._forward(connection, head, admission, ids[0], trace)
                 is_bodiless = answer.bodiless
                 try:
@@ -215,7 +219,7 @@ class Door:
                     answer.close()
                 if is_shared:
                     kept = [(name, value) for name, value in answer.headers if name.lower() != "request-id"]
-                    self._strangers.keep(path, SharedAnswer(answer.status, kept, response.get_data()))
+                    self._strangers.keep(path, SharedAnswer(asked_at, answer.status, kept, response.get_data()))
         connection.bound_answer()
         if not is_bodiless:
             body, release = self._public_bodies.hold(response.get_data())

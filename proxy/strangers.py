@@ -1,4 +1,4 @@
-"""Own what those without a good bearer share: few turns at a time, and one answer about health for all who ask at once.
+"""Own what those without a good bearer share: few turns at a time, and one answer about health for all who wait for it.
 
 Runs in the proxy's worker; who waits for a turn gives way. However many strangers ask, and whatever they are told, the
 processor's time and the server's threads are for those who have shown a bearer. It does not know what an answer says.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gevent.event import Event
@@ -19,30 +18,29 @@ from proxy.connection import give_way
 
 _NUM_TURNS = 4
 _WAIT_SECONDS = 5.0
-_RECENT_SECONDS = 0.1
 _RETRY_AFTER_SECONDS = "1"
 
 
 @dataclass(frozen=True, slots=True)
 class SharedAnswer:
-    """Keep what the server answered: the status, the headers as they came, the body."""
+    """Keep what the server answered, and when it was asked: monotonic seconds, the status, the headers, the body."""
 
+    asked_at: float
     status: int
     headers: Sequence[tuple[str, str]]
     body: bytes
 
 
 class Strangers:
-    """Give turns, and keep the last answers for a moment; one object in the worker. `now` gives monotonic seconds."""
+    """Give turns, and keep the last answers for those who still wait; one object in the worker."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         """Begin with all turns free."""
-        self._now = now
         self._num_free = _NUM_TURNS
         # Oldest first; a turn goes from hand to hand. gevent's semaphore lets those in first who have just come, and a
         # flood comes all the time.
         self._waiting: collections.OrderedDict[Event, None] = collections.OrderedDict()
-        self._recent: dict[str, tuple[float, SharedAnswer]] = {}
+        self._answers: dict[str, SharedAnswer] = {}
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -84,11 +82,15 @@ class Strangers:
         else:
             self._num_free += 1
 
-    def recent(self, path: str) -> SharedAnswer | None:
-        """Return what the server has answered for this path a moment ago; None if it has to be asked."""
-        at, answer = self._recent.get(path, (0.0, None))
-        return answer if answer is not None and self._now() - at <= _RECENT_SECONDS else None
+    def asked_since(self, moment: float, path: str) -> SharedAnswer | None:
+        """Return an answer that the server was asked for after this moment; None if it has to be asked.
+
+        Who came before the question gets what was true after that: an older answer would not be about now.
+        """
+        answer = self._answers.get(path)
+        return answer if answer is not None and answer.asked_at >= moment else None
 
     def keep(self, path: str, answer: SharedAnswer) -> None:
-        """Keep the server's answer for the others who ask now."""
-        self._recent[path] = self._now(), answer
+        """Keep the server's answer for the others who wait, unless there is one to a later question."""
+        if self.asked_since(answer.asked_at, path) is None:
+            self._answers[path] = answer

@@ -131,3 +131,28 @@ def test_strangers_wait_for_strangers_and_a_bearer_for_none_of_them(
         (refused,), _, _ = select.select([client.sock for client in clients[NUM_PUBLIC_TURNS:]], [], [], 10.0)
         status, headers, _body = next(client for client in clients if client.sock is refused).read_answer()
         assert (status, headers["x-error-code"], headers["retry-after"]) == (503, "public_busy", "1")
+
+
+def test_health_is_asked_once_for_all_who_wait_and_anew_for_who_comes_later(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    ask = "GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\n\r\n"
+    with contextlib.ExitStack() as cleanup:
+        clients = [cleanup.enter_context(RawClient(proxy.port)) for _ in range(NUM_PUBLIC_TURNS + 2)]
+        exchanges = []
+        for client in clients[:NUM_PUBLIC_TURNS]:
+            client.send(ASK)
+            exchanges.append(upstream.accept())
+        first, second = clients[NUM_PUBLIC_TURNS:]
+        first.send(ask)
+        second.send(ask.replace("mine", "yours"))
+        time.sleep(0.2)  # both wait for a turn
+        exchanges[0].answer(b"page", content_type="text/html")
+        upstream.accept().answer(b"fine", content_type="text/plain", extra="Request-Id: req_theirs\r\n")
+        answers = [client.read_answer() for client in (first, second)]
+        assert [(status, body) for status, _headers, body in answers] == [(200, b"fine")] * 2
+        assert [headers["x-request-id"] for _status, headers, _body in answers] == ["mine", "yours"]
+        assert answers[0][1]["request-id"] != answers[1][1]["request-id"]
+        assert not upstream.has_caller()
+        first.send(ask)
+        assert upstream.accept().request_line.startswith("GET /health "), "what was said before is not about now"

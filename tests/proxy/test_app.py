@@ -12,7 +12,6 @@ from werkzeug.test import create_environ, run_wsgi_app
 from proxy.app import create_app, read_head, take_stats
 from proxy.config import read_settings
 from proxy.connection import ClientLeft
-from tests.integration.echo_upstream import EchoUpstream
 
 
 def test_a_head_is_read_from_what_was_sent_and_not_from_what_was_decoded() -> None:
@@ -85,37 +84,6 @@ def test_a_request_leaves_nothing_for_the_garbage_collector_which_would_stop_all
         assert gc.collect() == 0
     finally:
         gc.enable()
-
-
-class StrangersConnection(RefusedConnection):
-    def watch(self) -> None:
-        """Stay."""
-
-    def bound_answer(self) -> None:
-        """Take any time."""
-
-
-def test_health_is_asked_once_for_all_who_ask_at_once_and_each_has_an_id_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("proxy.strangers._RECENT_SECONDS", 60.0)
-    with EchoUpstream() as upstream:
-        url = f"http://127.0.0.1:{upstream.port}"
-        app = create_app(read_settings({"JWT_SECRET": "s" * 32}, port=0, upstream_url=url))
-
-        def ask(target: str, origin: str = "") -> tuple[bytes, dict[str, str]]:
-            raw = {"RAW_URI": target, "proxy.connection": StrangersConnection(), "HTTP_X_REQUEST_ID": origin}
-            chunks, status, headers = run_wsgi_app(app, create_environ(target, environ_overrides=raw))
-            assert status == "200 OK"
-            return b"".join(chunks), dict(headers)
-
-        (first, named), (second, other) = ask("/health", "mine"), ask("/health", "yours")
-        assert first == second
-        assert (named["X-Request-Id"], other["X-Request-Id"]) == ("mine", "yours")
-        assert named["Request-Id"] != other["Request-Id"]
-        assert ask("/health?x=1")[0] not in (first, ask("/health?x=1")[0]), "with a query it is asked each time"
-        assert ask("/health/live")[0] != first
-        assert ask("/docs")[0] != ask("/docs")[0]
 
 
 def test_an_unexpected_exception_leaves_the_app_and_is_no_html_page(app: Flask) -> None:

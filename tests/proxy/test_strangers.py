@@ -1,4 +1,4 @@
-"""Check how those without a bearer share their turns, and for how long an answer is one for all."""
+"""Check how those without a bearer share their turns, and who shares an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.strangers import SharedAnswer, Strangers
 
 pytestmark = pytest.mark.usefixtures("hub")
 
-ANSWER = SharedAnswer(200, [("Content-Type", "text/plain")], b"OK")
+ANSWER = SharedAnswer(100.0, 200, [("Content-Type", "text/plain")], b"OK")
 
 
 def take_turns(strangers: Strangers, number: int, free: Event) -> list[gevent.Greenlet]:
@@ -99,13 +99,12 @@ def test_others_run_between_two_turns_though_nobody_waits_for_anything() -> None
     assert order.index("team") <= 8
 
 
-def test_an_answer_is_for_all_who_ask_within_a_tenth_of_a_second() -> None:
-    at = [100.0]
-    strangers = Strangers(lambda: at[0])
-    assert strangers.recent("/health") is None
+def test_an_answer_is_for_those_who_had_come_when_the_server_was_asked() -> None:
+    strangers = Strangers()
+    assert strangers.asked_since(0.0, "/health") is None
     strangers.keep("/health", ANSWER)
-    assert strangers.recent("/health/live") is None
-    at[0] = 100.1
-    assert strangers.recent("/health") is ANSWER
-    at[0] = 100.11
-    assert strangers.recent("/health") is None
+    assert strangers.asked_since(0.0, "/health/live") is None
+    assert strangers.asked_since(100.0, "/health") is ANSWER
+    assert strangers.asked_since(100.01, "/health") is None
+    strangers.keep("/health", SharedAnswer(99.0, 500, [], b"older"))
+    assert strangers.asked_since(98.0, "/health") is ANSWER

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from gunicorn.http import errors
+from gunicorn.workers.base import Worker
 from gunicorn.workers.gthread import ThreadWorker
 
 _PARSE_ANSWERS = (
@@ -42,6 +43,10 @@ class StreamWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         super().run()
         for ending in self.wsgi.extensions.get(AT_WORKER_END, ()):
             ending()
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        """End without a grace; gunicorn's own would wait for a lock that the interrupted code may hold."""
+        Worker.handle_quit(self, sig, frame)
 
     def handle(self, conn: Any) -> Any:
         """Serve one request of a connection; runs in a request thread, which lingers if the connection is to close."""

@@ -88,7 +88,8 @@ def test_the_edge_bench_prices_the_decision_and_every_kind_of_slow_client(figure
     assert figures["decision_us"].keys() == ways | {"limits", "assertion_and_headers"}
     assert min(figures["decision_us"].values()) > 0
     assert figures["decision_share_of_first_token_percent"].keys() == ways
-    assert figures["kinds"].keys() == {"header_drip", "body_drip", "slow_read", "half_request", "idle"}
+    slow = {"header_drip", "body_drip", "slow_read", "half_request", "idle"}
+    assert figures["kinds"].keys() == slow | {"flood", "flood_refused"}
     for kind in figures["kinds"].values():
         assert kind["connections"] > 0
         assert kind["first_token_ms_alone"]["samples"] == kind["first_token_ms_beside"]["samples"] == 5

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from gunicorn.http import errors
@@ -97,6 +100,19 @@ def test_an_error_before_the_app_is_json_and_quotes_nothing_of_the_client(
     assert b"CANARY" not in head + body
     assert "CANARY" not in "".join(worker_object.log.lines)
     assert len(worker_object.log.lines) == (status == 500)
+
+
+def test_an_end_without_a_grace_waits_for_no_lock_of_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gunicorn.workers.base.time.sleep", lambda _seconds: None)
+    worker_object = StreamWorker.__new__(StreamWorker)
+    worker_object.cfg = SimpleNamespace(worker_int=lambda _worker: None)
+    with ThreadPoolExecutor() as pool:
+        worker_object.tpool = pool
+        monkeypatch.setattr(pool, "shutdown", lambda **_options: pytest.fail("it asked for the lock"))
+        with pytest.raises(SystemExit):
+            worker_object.handle_quit(signal.SIGQUIT, None)
+        monkeypatch.undo()
+    assert not worker_object.alive
 
 
 class ServedApp:

@@ -323,6 +323,9 @@ def _build(model: dict[str, Any]) -> tokenizers.Tokenizer:
     built = tokenizers.Tokenizer.from_str(json.dumps(model))
     built.no_truncation()  # a file may carry a limit at which prompts would be cropped in silence
     built.no_padding()
+    if isinstance(built.model, tokenizers.models.BPE | tokenizers.models.Unigram):
+        # Else each thread would keep ten thousand words of prompts for later ones, whosever they are.
+        built.model._resize_cache(0)
     return built
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 MIB = 1 << 20
 MAX_BYTES_AN_HOUR = 10 * MIB
 MAX_SHARE = 0.05
-LEAST_BYTES = 6 * MIB
+LEAST_BYTES = 4 * MIB
 """Less than that is no growth, however short the time: a server's first ten thousand calls fill what is remembered of
 ended ones, and the allocators' pools of its threads."""
 

@@ -60,7 +60,7 @@ class StrictModel(BaseModel):
     """Base of every body: nothing unknown, nothing converted."""
 
     # Built at their first use, which pydantic guards by a lock: no start waits for all of them. No string of a body is
-    # kept for the next: pydantic would keep 16,384, prompts among them, spread over 64 MiB that the rest has left.
+    # kept for the next: pydantic would keep 16,384, short prompts among them, whosever they are.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True, cache_strings="none")
 
 

@@ -81,6 +81,18 @@ class NamelessResponse(wsgi.Response):  # type: ignore[misc]
             super()._emit_body(data)
 
 
+class ListenerName:
+    """What gunicorn asks of a listener for each connection; the listener itself may be closed by then."""
+
+    def __init__(self, name: Any) -> None:
+        """Keep the address that the listener is bound to."""
+        self._name = name
+
+    def getsockname(self) -> Any:
+        """Return the address, as a socket does."""
+        return self._name
+
+
 class ProxyWorker(GeventWorker):  # type: ignore[misc]
     """Serve connections with deadlines; see the module's docstring."""
 
@@ -144,7 +156,7 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
         servers = []
         for listener in self.sockets:
             listener.setblocking(True)
-            servers.append(StreamServer(listener, handle=partial(self.handle, listener), spawn=pool))
+            servers.append(self.server_of(listener, pool))
             servers[-1].start()
         watchers = [watch_files(group) for group in self.wsgi.extensions["watched"]]
         while self.alive:
@@ -156,6 +168,10 @@ class ProxyWorker(GeventWorker):  # type: ignore[misc]
         self._drain(pool)
         for watcher in watchers:
             watcher.kill()
+
+    def server_of(self, listener: Any, pool: Pool) -> StreamServer:
+        """Return a server that will hand the listener's connections to `handle`, each in a greenlet of the pool."""
+        return StreamServer(listener, handle=partial(self.handle, ListenerName(listener.getsockname())), spawn=pool)
 
     def _drain(self, pool: Pool) -> None:
         began = time.monotonic()

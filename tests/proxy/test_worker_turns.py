@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import gevent
 import pytest
 from gevent import socket
-from gunicorn.config import Config
 
-from proxy.connection import ClientConnection, Deadlines
-from proxy.pace import PaceRule
-from proxy.places import Places
-from proxy.worker import ProxyWorker
+from proxy.connection import ClientConnection
+from tests.proxy.bare_worker import DEADLINES, App, bare_worker
 
 pytestmark = pytest.mark.usefixtures("hub")
 
-DEADLINES = Deadlines(PaceRule(10.0), PaceRule(10.0), 10.0)
 NUM_REQUESTS = 40
 BODY = b"1\r\nx\r\n" * 8192 + b"0\r\n\r\n"
 MAX_BODY_BYTES = 65536
@@ -47,12 +42,9 @@ class OtherClient:
         return self._progress()
 
 
-def serve(app: Callable[[dict[str, Any], Callable[..., object]], Iterable[bytes]], sent: bytes) -> None:
+def serve(app: App, sent: bytes) -> None:
     """Serve one client that has sent everything already, with the worker's own code around the application."""
-    worker = object.__new__(ProxyWorker)
-    worker.cfg, worker.wsgi, worker.alive = Config(), app, True
-    worker.log = SimpleNamespace(debug=lambda *_words: None)
-    worker._deadlines, worker._open, worker._places, worker._draining = DEADLINES, set(), Places(8), False
+    worker = bare_worker(app)
     client, ours = socket.socketpair()
     with client:
         client.sendall(sent)

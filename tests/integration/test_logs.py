@@ -69,7 +69,9 @@ def line_of(service: Service, wanted: Callable[[dict[str, Any]], bool]) -> dict[
 
 def test_every_line_is_json_but_for_the_stages_of_the_start_and_the_ready_card(service: Service) -> None:
     wait_for(lambda: "Ready http" in service.log.read_text(), START_SECONDS, "ready card")
-    service.ask("/inference/mock", {"text": "hello", "max_tokens": 1})
+    request_id = new_request_id()
+    service.ask("/inference/mock", {"text": "hello", "max_tokens": 1}, headers={"Request-Id": request_id})
+    line_of(service, lambda line: line["request_id"] == request_id)
     log = re.sub(r"(?ms)^inference_api [0-9.]+$.*?^  -d [^\n]*$", "", service.log.read_text())
     others = [line for line in log.splitlines() if line and not line.startswith("backend: ")]
     processes = {json.loads(line)["process"] for line in others}

@@ -47,6 +47,9 @@ MAX_START_DEATHS = 3
 STOP_SECONDS = 2.0
 """Time between the polite signal and SIGKILL."""
 
+PAUSED_SECONDS = 1.0
+"""A watchdog that comes so late tells of this process, not of the backend."""
+
 
 class Supervisor:
     """Run the children until a signal, or until the backend cannot be started."""
@@ -208,7 +211,7 @@ class Supervisor:
                 case Ready():
                     self._backend_is_ready(message)
                 case Heartbeat():
-                    self._set_timer("watchdog", self._settings.watchdog_seconds, self._kill_hung_backend)
+                    self._watch_backend()
                 case Drained():
                     self._stop_children()
                 case Fatal():
@@ -224,7 +227,7 @@ class Supervisor:
     def _backend_is_ready(self, ready: Ready) -> None:
         self._restarts["backend"].serves(time.monotonic())
         self._set_timer("settled", SETTLED_SECONDS, self._backend_has_settled)
-        self._set_timer("watchdog", self._settings.watchdog_seconds, self._kill_hung_backend)
+        self._watch_backend()
         self._progress.finish("ready")
         logger.info("backend is ready after %.1f s", time.monotonic() - self._backend_began)
         if not self._was_ready and not self._backend_only:
@@ -244,7 +247,17 @@ class Supervisor:
             self._exit_status = 1
             self._drain(0.0)
 
-    def _kill_hung_backend(self) -> None:
+    def _watch_backend(self) -> None:
+        """Give the backend its time until the next heartbeat."""
+        seconds = self._settings.watchdog_seconds
+        kill = functools.partial(self._kill_hung_backend, time.monotonic() + seconds)
+        self._set_timer("watchdog", seconds, kill)
+
+    def _kill_hung_backend(self, due: float) -> None:
+        if time.monotonic() - due > PAUSED_SECONDS:
+            # This process stood still, too: a job stopped by its shell, a paused machine. Its backend may be well.
+            self._watch_backend()
+            return
         backend = self._children.get("backend")
         if backend is not None and not self._stopping:
             logger.error("backend made no step for %g s; it is killed", self._settings.watchdog_seconds)

@@ -16,7 +16,7 @@ def streams(service: Service) -> Iterator[contextlib.ExitStack]:
     """A stack that closes a test's streams, and waits until their rows are free."""
     with contextlib.ExitStack() as stack:
         yield stack
-    wait_for(lambda: service.num_rows_in_use() == 0, 2.0, "free rows")
+    wait_for(lambda: service.num_rows_in_use() == 0, 10.0, "free rows")
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,23 @@ def test_a_stopped_backend_is_soon_not_ready_and_is_replaced(
     assert service.backend_pid != stopped
 
 
+def test_a_pause_of_all_processes_costs_no_backend_and_no_stream(
+    service: Service, streams: tuple[RawStream, RawStream]
+) -> None:
+    backend, others = service.backend_pid, set(service.pids()) - {service.process.pid}
+    for pid in (service.process.pid, *others):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(WATCHDOG_SECONDS + 2.0)
+    os.kill(service.process.pid, signal.SIGCONT)
+    time.sleep(0.3)
+    for pid in others:
+        os.kill(pid, signal.SIGCONT)
+    for stream in streams:
+        for _ in range(60):
+            assert stream.read_chunk()
+    assert service.backend_pid == backend
+
+
 @pytest.mark.parametrize("fault", ["CRASH", "HANG"])
 def test_a_prompt_that_crashes_or_hangs_the_engine_takes_the_backend_down_and_no_more(
     service: Service, streams: tuple[RawStream, RawStream], fault: str

@@ -53,7 +53,7 @@ def service() -> Iterator[Service]:
 
 def json_lines(service: Service) -> list[dict[str, Any]]:
     """Return every JSON line of the service; all that its processes log is one, but for the ready card."""
-    return [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in service.log.read_text().split("\n")[:-1] if line.startswith("{")]
 
 
 def line_of(service: Service, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.echo_upstream import EchoUpstream, ScriptedUpstream
 from tests.integration.proxy_process import ProxyProcess, RawClient
+from tests.integration.service import wait_for
 
 NUM_PLACES = 20
 # Far beyond what a test takes: whoever is let in here did not wait for a deadline.
@@ -40,7 +41,9 @@ def test_a_flood_of_silent_connections_keeps_neither_health_nor_a_bearer_out(
                 client.request("GET", path)
                 assert client.read_answer()[0] == 200
         assert silent[0].read_to_end() == b"", "the longest-waiting one is closed without a word"
-        assert sum("all connections are in use" in line for line in proxy.lines) == 1
+        crowded = "all connections are in use"
+        wait_for(lambda: any(crowded in line for line in proxy.lines), 10.0, "a line about the flood")
+        assert sum(crowded in line for line in proxy.lines) == 1
 
 
 def test_streams_with_a_good_bearer_outlive_a_flood(upstream: EchoUpstream) -> None:

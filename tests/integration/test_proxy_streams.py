@@ -148,6 +148,7 @@ def test_statistics_are_taken_out_of_a_json_answer_and_logged(
     client.request("GET", "/rows")
     upstream.accept().answer(b'{"a":  1}')
     assert client.read_answer()[2] == b'{"a":  1}'
+    wait_for(lambda: any("path=/info " in line for line in proxy.lines), 10.0, "the line of the call")
     line = next(line for line in proxy.lines if "path=/info " in line)
     assert 'jwt={"team_id":"team-a","token_id":"id-1"} stats={"tps":3} duration_ms=' in line
 

@@ -140,9 +140,10 @@ def test_clean_keeps_a_linked_folder_of_environments(cache: Path, script: Path) 
 
 
 def test_clean_waits_until_no_campaign_runs(cache: Path, script: Path) -> None:
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "campaigns", "clients"]
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "-m", "campaigns", "clients"]
     environ = {"INFERENCE_API_CACHE_DIR": str(cache)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
+        process.stdout.readline()  # type: ignore[union-attr]  # it has a pipe
         ended = clean(cache, "--all", script=script)
         process.communicate()
     assert ended.returncode == 1 and f"(process {process.pid}); stop it first" in ended.stderr

@@ -116,9 +116,10 @@ def test_what_a_killed_run_left_of_a_peer_goes_with_the_next(cache: Path, script
 
 def test_peers_stay_while_a_bench_installs_them(cache: Path, script: Path) -> None:
     before = files_in(cache)
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "benches", "peers"]
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "-m", "benches", "peers"]
     environ = {"INFERENCE_API_CACHE_DIR": str(cache)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
+        process.stdout.readline()  # type: ignore[union-attr]  # it has a pipe
         ended = run(script, cache, "--all")
         process.communicate()
     assert ended.returncode == 1

@@ -110,6 +110,8 @@ def bad_parameter() -> None:
 
 def cancel() -> None:
     """Interrupt the program in the middle of an answer, as Ctrl-C does."""
+    # A shell's background job ignores SIGINT, and what it starts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = ["--model", "text", "-o", "max_tokens", str(checks.LONG_ANSWER_TOKENS), "-o", "temperature", "1"]
     command = [*LLM, *arguments, "Once upon a time"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

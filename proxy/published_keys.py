@@ -22,6 +22,8 @@ from proxy.policy import KeyPlace
 REFRESH_SECONDS = 55.0
 # Bearers with unknown key ids, which anybody can send, cause no more fetches than this; nor does a silent issuer.
 RETRY_SECONDS = 30.0
+# While there is no set at all, every bearer is refused: the issuer is asked so often.
+URGENT_RETRY_SECONDS = 5.0
 KEEP_SECONDS = 3600.0
 NAME = "jwks_url"
 
@@ -119,7 +121,7 @@ class PublishedKeys:
             self._good_at = self._now()
             self._due_at = self._good_at + REFRESH_SECONDS
             return
-        self._due_at = self._now() + RETRY_SECONDS
+        self._due_at = self._now() + (RETRY_SECONDS if self.fetched else URGENT_RETRY_SECONDS)
 
     def _tell(self, fault: str) -> None:
         if fault != self._told:

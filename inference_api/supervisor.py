@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 MAX_START_DEATHS = 3
 """A backend that dies so often before it was ever ready stops the service."""
 
-STOP_SECONDS = 2.0
-"""Time between the polite signal and SIGKILL."""
+STOP_SECONDS = 4.0
+"""Time between the polite signal and SIGKILL: gunicorn leaves 2 s of it to kept connections (STOP_KEEPALIVE_LINGER)."""
 
 PAUSED_SECONDS = 1.0
 """A watchdog that comes so late tells of this process, not of the backend."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from tests.integration.raw_http import RawStream
 from tests.integration.service import ROOT, SLOW_START, Service, free_port, running_command, running_service, wait_for
@@ -160,6 +161,14 @@ def test_sigint_ends_everything_in_time_with_streams_open(with_proxy: bool) -> N
         assert queued.status == 503
         assert service.process.wait(STOP_SECONDS) == 0
         assert time.monotonic() - began < STOP_SECONDS
+
+
+def test_a_connection_that_is_kept_open_has_nothing_killed_at_the_end() -> None:
+    with running_service() as service, requests.Session() as browser:
+        assert browser.get(f"{service.url}/health/live", timeout=10).status_code == 200
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(STOP_SECONDS) == 0
+        assert "killed" not in service.log.read_text()
 
 
 def test_the_mock_entry_run_as_a_file_starts_streams_and_stops() -> None:

@@ -366,15 +366,20 @@ class ClientConnection:
             self.left = True
             watched.throw(ClientLeft())
 
+    def _take_running(self, request: Any) -> gevent.Greenlet | None:
+        """Return the greenlet of a request, which nobody may interrupt again; None once it has ended."""
+        if request is not self._request or self._running is None:
+            return None
+        running, self._running, self._watched = self._running, None, None
+        return running
+
     def _leave(self, request: Any) -> None:
-        if self._running is not None and request is self._request:
-            running, self._running, self._watched = self._running, None, None
+        if (running := self._take_running(request)) is not None:
             self.left = True
             running.throw(ClientLeft())
 
     def _throw(self, request: Any, refusal: Refusal) -> None:
-        if self._running is not None and request is self._request:
-            running, self._running, self._watched = self._running, None, None
+        if (running := self._take_running(request)) is not None:
             self._cut_by = refusal
             if self.answer_started:
                 self.cut_reason = refusal.code

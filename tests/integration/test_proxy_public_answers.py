@@ -107,15 +107,23 @@ def test_the_head_of_a_page_says_its_length_and_the_connection_serves_on(
         assert client.read_answer()[2] == PAGE
 
 
+def take_all_turns(
+    proxy: ProxyProcess, upstream: ScriptedUpstream, cleanup: contextlib.ExitStack
+) -> tuple[list[RawClient], list[Exchange]]:
+    """Return strangers of whom all but two have a turn, and the exchanges of those who have."""
+    clients = [cleanup.enter_context(RawClient(proxy.port)) for _ in range(NUM_PUBLIC_TURNS + 2)]
+    exchanges = []
+    for client in clients[:NUM_PUBLIC_TURNS]:
+        client.send(ASK)
+        exchanges.append(upstream.accept())
+    return clients, exchanges
+
+
 def test_strangers_wait_for_strangers_and_a_bearer_for_none_of_them(
     proxy: ProxyProcess, upstream: ScriptedUpstream
 ) -> None:
     with contextlib.ExitStack() as cleanup:
-        clients = [cleanup.enter_context(RawClient(proxy.port)) for _ in range(NUM_PUBLIC_TURNS + 2)]
-        exchanges = []
-        for client in clients[:NUM_PUBLIC_TURNS]:
-            client.send(ASK)
-            exchanges.append(upstream.accept())
+        clients, exchanges = take_all_turns(proxy, upstream, cleanup)
         for client in clients[NUM_PUBLIC_TURNS:]:
             client.send(ASK)
         with RawClient(proxy.port) as team:
@@ -138,11 +146,7 @@ def test_health_is_asked_once_for_all_who_wait_and_anew_for_who_comes_later(
 ) -> None:
     ask = "GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\n\r\n"
     with contextlib.ExitStack() as cleanup:
-        clients = [cleanup.enter_context(RawClient(proxy.port)) for _ in range(NUM_PUBLIC_TURNS + 2)]
-        exchanges = []
-        for client in clients[:NUM_PUBLIC_TURNS]:
-            client.send(ASK)
-            exchanges.append(upstream.accept())
+        clients, exchanges = take_all_turns(proxy, upstream, cleanup)
         first, second = clients[NUM_PUBLIC_TURNS:]
         first.send(ask)
         second.send(ask.replace("mine", "yours"))

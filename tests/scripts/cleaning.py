@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,9 +21,11 @@ def run(cache: Path, *arguments: str, script: Path = SCRIPT, **environ: str) -> 
 
 
 @contextlib.contextmanager
-def living_process(python: Path, cwd: Path = ROOT, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that looks like a supervisor to whoever reads its command line, until the block ends."""
-    command = [python, "-c", "import sys; print(flush=True); sys.stdin.read()", "-m", "inference_api.supervisor"]
+def living_process(
+    python: Path, *, looks_like: Sequence[str] = ("inference_api.supervisor",), cwd: Path = ROOT, **environ: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that looks like a module to whoever reads its command line, until the block ends."""
+    command = [python, "-c", "import sys; print(flush=True); sys.stdin.read()", "-m", *looks_like]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, cwd=cwd) as process:
         # Before it runs, the kernel may not have its command line and its environment yet.
         process.stdout.readline()  # type: ignore[union-attr]  # it has a pipe

